@@ -405,12 +405,12 @@ FIELD = (
         _modified(LANDER_DISCRETE, units=(1e-4, 0.0)),
     ),
     Dataset(
-        "reacher-far-units",
+        "reacher-far",
         "observation scale",
         HELD_OUT,
-        "reacher-noisy --observation-scale 1e-3 --observation-shift 10",
+        "reacher-noisy --observation-shift 10000",
         MODIFIED_ID,
-        _modified("Reacher-v5", units=(1e-3, 10.0)),
+        _modified("Reacher-v5", units=(1.0, 10_000.0)),
     ),
 )
 BY_NAME = {dataset.name: dataset for dataset in FIELD}

@@ -50,9 +50,11 @@ with observed as (
   select unnest({numbers})::double as x, generate_subscripts({numbers}, 1) as i
   from steps where trajectory_id in (select id from ({chosen}))
 )
-select stddev_pop(x) as std, quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle
+select stddev_pop(x) as std, abs(avg(x)) as distance,
+  quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle
 from observed where isfinite(x) group by i"""
-"""Standard deviation of each number of an observation, and the range of its middle half."""
+"""Of each number of an observation the standard deviation, the distance of its mean from 0, and the
+range of its middle half."""
 RANDOM_SQL = """\
 with transition as (
   select hash(obs) as state, action, is_last,
@@ -133,6 +135,8 @@ class DatasetProfile:
     smallest_std: float = math.inf
     """The smallest standard deviation of an observed number that changes in most steps; infinite if
     there is none, or if observations are larger than LARGEST_STATE."""
+    farthest: float = 0.0
+    """The largest distance from 0 of the mean of such a number, in its standard deviations."""
     random_outcomes: float = 0.0
     """Of steps with the same observation and action as others, the share whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
@@ -330,17 +334,24 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     )
     size = sum(math.prod(space.shape) for space in profile.spaces.observations.values())
     if size <= LARGEST_STATE:
-        smallest = _smallest_std(client, profile, sample_of(OBSERVED_STEPS))
-        profile = replace(profile, smallest_std=smallest)
+        changing = _changing_numbers(client, profile, sample_of(OBSERVED_STEPS))
+        profile = replace(
+            profile,
+            smallest_std=min((std for std, _ in changing), default=math.inf),
+            farthest=max((distance / std for std, distance in changing), default=0.0),
+        )
     if profile.spaces.action.kind != "discrete" or not profile.sparse or size > LARGEST_STATE:
         return profile
     counts = client.sql(RANDOM_SQL.format(chosen=chosen), dataset=dataset, timeout=TIMEOUT)
     return replace(profile, random_outcomes=random_share(*counts.rows[0]))
 
 
-def _smallest_std(client: Client, profile: DatasetProfile, chosen: str) -> float:
-    """`DatasetProfile.smallest_std`, from the observations of the chosen trajectories."""
-    found = [math.inf]
+def _changing_numbers(
+    client: Client, profile: DatasetProfile, chosen: str
+) -> list[tuple[float, float]]:
+    """Standard deviation and distance of the mean from 0, of each observed number that changes in
+    most steps of the chosen trajectories."""
+    found = []
     kinds = modalities_of(TimestepEncoderConfig(), profile.spaces)
     for key, kind in kinds.items():
         space = profile.spaces.observations[key]
@@ -351,8 +362,8 @@ def _smallest_std(client: Client, profile: DatasetProfile, chosen: str) -> float
         query = DEVIATION_SQL.format(numbers=numbers, chosen=chosen)
         rows = client.sql(query, dataset=profile.dataset, timeout=TIMEOUT).rows
         # A number that is nearly always the same, and seldom another, is not in small units.
-        found += [std for std, middle in rows if middle > OFTEN * std > 0.0]
-    return min(found)
+        found += [(std, distance) for std, distance, middle in rows if middle > OFTEN * std > 0.0]
+    return found
 
 
 def random_share(steps: int | None, repeated: int | None, unusual: int | None) -> float:

@@ -50,6 +50,8 @@ frequent one. In the data of deterministic environments it is 0."""
 RANDOM_TAU, RANDOM_CLIP = 0.05, 10.0
 """One-step targets reach far states only if target networks follow soon; and a rare reward is a
 large error, which the usual clipping of gradients would make a smaller reward."""
+FAR_FROM_0 = 100.0
+"""Standard deviations from 0 at which an initial mean of 0 would be remembered for too long."""
 FILTER = "agent.losses.filter."
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
@@ -329,15 +331,17 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
 
 
 def _input_norm(p: DatasetProfile) -> list[Derived]:
-    """How observations in small units become visible."""
-    if p.smallest_std > InputNormConfig().min_std:
-        return []
-    key = "agent.timestep_encoder.input_norm."
-    reason = f"an observed number varies by {p.smallest_std:.2g} only"
-    return [
-        Derived(f"{key}min_std", one_digit(0.1 * p.smallest_std), f"{reason}: it is scaled, too"),
-        Derived(f"{key}init_nu", 0.0, f"{reason}: statistics begin with the first batch"),
-    ]
+    """How observations in small units, or far from 0, become visible."""
+    key, found = "agent.timestep_encoder.input_norm.", []
+    small, far = p.smallest_std <= InputNormConfig().min_std, p.farthest > FAR_FROM_0
+    if small:
+        reason = f"an observed number varies by {p.smallest_std:.2g} only: it is scaled, too"
+        found.append(Derived(f"{key}min_std", one_digit(0.1 * p.smallest_std), reason))
+    if small or far:
+        what = "small" if small else f"{p.farthest:,.0f} standard deviations from 0"
+        reason = f"an observed number is {what}: its statistics begin with the first batch"
+        found.append(Derived(f"{key}init_nu", 0.0, reason))
+    return found
 
 
 def _sampling(p: DatasetProfile) -> list[Derived]:

@@ -175,16 +175,18 @@ def test_random_outcomes_are_counted_where_states_occur_again(service) -> None:
     assert {share for kind, share in found.items() if kind != "ice"} == {0.0}
 
 
-def test_observations_in_small_units_are_scaled() -> None:
+def test_observations_in_small_units_or_far_from_0_are_seen() -> None:
     """For baselines too, unless a flag says otherwise; usual ones keep the defaults."""
     prefix = "agent.timestep_encoder.input_norm."
     small = make_profile(DENSE, smallest_std=3e-5)
     expected = {f"{prefix}min_std": 3e-6, f"{prefix}init_nu": 0.0}
     assert expected.items() <= derived(small).items()
+    far = derived(make_profile(DENSE, smallest_std=0.5, farthest=1e3))
+    assert far[f"{prefix}init_nu"] == 0.0 and f"{prefix}min_std" not in far
     of_bc = derive_settings(small, recipe("bc").replace(dataset="made"))
     assert expected.items() <= {d.key: d.value for d in of_bc}.items()
     for other in (
-        derived(make_profile(DENSE, smallest_std=0.02)),
+        derived(make_profile(DENSE, smallest_std=0.02, farthest=90.0)),
         derived(make_profile(DENSE)),
         derived_with(small, "--agent.timestep_encoder.no-input-norm"),
     ):
@@ -205,7 +207,7 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service) -> None
     }
     steps = np.stack([rng.normal(0.0, 0.5, 101), np.full(101, 7.0), rare], 1)
 
-    def found(current: float) -> float:
+    def found(current: float) -> DatasetProfile:
         name = f"deviations-{uuid.uuid4().hex[:8]}"
         trajectory = Trajectory(
             obs={
@@ -220,11 +222,13 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service) -> None
         )
         client.create_dataset(name, EnvSpec.of(spaces, Discrete(2), env="Units-v0"))
         client.post(name, [trajectory], wait_sealed=True)
-        return read_profile(client, OFFLINE.replace(dataset=name)).smallest_std
+        return read_profile(client, OFFLINE.replace(dataset=name))
 
     with service.client() as client:
-        assert found(1e-3) == pytest.approx(1e-3, rel=0.3)
-        assert found(3.0) == pytest.approx(0.5, rel=0.3)
+        assert found(1e-3).smallest_std == pytest.approx(1e-3, rel=0.3)
+        assert found(1e-3).farthest == pytest.approx(5.0 / 1e-3, rel=0.3)
+        assert found(3.0).smallest_std == pytest.approx(0.5, rel=0.3)
+        assert found(3.0).farthest == pytest.approx(5.0 / 3.0, rel=0.5)
 
 
 def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:
