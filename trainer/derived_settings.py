@@ -37,7 +37,9 @@ NARROW = 0.25
 """Trajectories are equally good if their returns differ by a smaller share of the mean, and the
 same steps of different trajectories, too. Data of one policy: below 0.2; of mixed ones: 0.5 up."""
 FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
-"""Data with fewer of both are too few for critics."""
+"""Data with fewer of both are few."""
+FEWEST_STEPS = 800
+"""Few data with fewer steps are too few for critics."""
 RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
@@ -415,7 +417,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
 def _shows_better_ones(p: DatasetProfile, remembers: bool) -> bool:
     """Whether few data tell better actions from worse ones."""
     continuous = p.spaces.action.kind == "continuous"
-    return continuous and p.trajectories >= COMPARED and not remembers
+    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS
+    return continuous and enough and not remembers
 
 
 def _few(p: DatasetProfile) -> list[Derived]:

@@ -453,7 +453,7 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
     for few in (noisy[:5], switching[:5], DENSE[:5], SPARSE[:19]):
         found = derived(make_profile(few))
         assert found["agent.losses.dpg_weight"] == 0.0 and "data.best_share" not in found
-        assert (found["agent.losses.filter.kind"] == "exp") == (few != noisy[:5])
+        assert found["agent.losses.filter.kind"] == "behavior_cloning"
     for enough in (switching[:20], [10 * 1000 * [0.0, 1.0]]):
         assert derived(make_profile(enough))["agent.losses.dpg_weight"] == 0.05
     equal = make_profile([[0.0] * 20] * 60)
@@ -461,21 +461,22 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
 
 
 def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
-    """By values of the data's actions only. Not where nothing can be compared, nor of discrete
+    """By values of the data's actions only. Not where too little can be compared, nor of discrete
     actions or with memory: these are cloned."""
-    filters = ("agent.losses.filter.kind", "agent.losses.filter.batch_norm")
-    found = derived(make_profile(DENSE[:5]))
+    few, filters = DENSE[:8], ("agent.losses.filter.kind", "agent.losses.filter.batch_norm")
+    found = derived(make_profile(few))
     assert [found[key] for key in filters] == ["exp", True]
     assert found["agent.losses.value_expectile"] == 0.7 and found["agent.losses.dpg_weight"] == 0.0
     assert "agent.losses.critic_weight" not in found
     for other in (
-        derived(make_profile(DENSE[:4])),
-        derived(make_profile(DENSE[:5], spec=DISCRETE)),
-        derived(make_profile(DENSE[:5]), memory="gru"),
+        derived(make_profile([2 * r for r in few[:4]])),
+        derived(make_profile([r[:99] for r in few])),
+        derived(make_profile(few, spec=DISCRETE)),
+        derived(make_profile(few), memory="gru"),
     ):
         assert other["agent.losses.filter.kind"] == "behavior_cloning"
         assert "agent.losses.value_expectile" not in other
-    given = derived_with(make_profile(DENSE[:5]), "--agent.losses.filter.kind=binary")
+    given = derived_with(make_profile(few), "--agent.losses.filter.kind=binary")
     assert "agent.losses.value_expectile" not in given
 
 
