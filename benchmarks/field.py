@@ -331,7 +331,9 @@ FIELD = (
     Dataset("five-pendulum", "few episodes", FIT, "pendulum-mixed --episodes 5", PENDULUM),
     Dataset("five-hopper", "few episodes", HELD_OUT, "hopper-expert --episodes 5", HOPPER),
     Dataset("ten-pendulum", "few episodes", HELD_OUT, "pendulum-stitch --episodes 10", PENDULUM),
-    Dataset("ten-lander", "few episodes", HELD_OUT, "lunarlander-noisy --episodes 10", LANDER),
+    Dataset("ten-lander", "few episodes", FIT, "lunarlander-noisy --episodes 10", LANDER),
+    Dataset("ten-pusher", "few episodes", HELD_OUT, "pusher-noisy --episodes 10", "Pusher-v5"),
+    Dataset("few-reacher", "few episodes", HELD_OUT, "reacher-noisy --episodes 19", "Reacher-v5"),
     Dataset(
         "pendulum-constant-action",
         "constant action",

@@ -162,7 +162,7 @@ def report(folder: Path, recorded: Mapping[str, Any] | None = None) -> dict[str,
         }
     for name, found in datasets.items():  # a dataset that was looked at changes its group
         if name in BY_NAME:
-            found["group"] = BY_NAME[name].group
+            found["kind"], found["group"] = BY_NAME[name].kind, BY_NAME[name].group
     order = [d.name for d in FIELD]
     names = sorted(datasets, key=lambda n: (order.index(n) if n in order else -1, n))
     datasets = {name: datasets[name] for name in names}

@@ -415,9 +415,10 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
 
 
 def _shows_better_ones(p: DatasetProfile, remembers: bool) -> bool:
-    """Whether few data tell better actions from worse ones."""
+    """Whether few data tell better actions from worse ones: every step must. Where mistakes end a
+    trajectory, few data have few such ends."""
     continuous = p.spaces.action.kind == "continuous"
-    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS
+    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS and p.terminated < 0.5
     return continuous and enough and not remembers
 
 

@@ -464,19 +464,20 @@ def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
     """By values of the data's actions only. Not where too little can be compared, nor of discrete
     actions or with memory: these are cloned."""
     few, filters = DENSE[:8], ("agent.losses.filter.kind", "agent.losses.filter.batch_norm")
-    found = derived(make_profile(few))
+    found = derived(make_profile(few, terminated=False))
     assert [found[key] for key in filters] == ["exp", True]
     assert found["agent.losses.value_expectile"] == 0.7 and found["agent.losses.dpg_weight"] == 0.0
     assert "agent.losses.critic_weight" not in found
     for other in (
-        derived(make_profile([2 * r for r in few[:4]])),
-        derived(make_profile([r[:99] for r in few])),
-        derived(make_profile(few, spec=DISCRETE)),
-        derived(make_profile(few), memory="gru"),
+        derived(make_profile(few)),
+        derived(make_profile([2 * r for r in few[:4]], terminated=False)),
+        derived(make_profile([r[:99] for r in few], terminated=False)),
+        derived(make_profile(few, terminated=False, spec=DISCRETE)),
+        derived(make_profile(few, terminated=False), memory="gru"),
     ):
         assert other["agent.losses.filter.kind"] == "behavior_cloning"
         assert "agent.losses.value_expectile" not in other
-    given = derived_with(make_profile(few), "--agent.losses.filter.kind=binary")
+    given = derived_with(make_profile(few, terminated=False), "--agent.losses.filter.kind=binary")
     assert "agent.losses.value_expectile" not in given
 
 
