@@ -40,6 +40,9 @@ FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
 """Data with fewer of both are few."""
 FEWEST_STEPS = 800
 """Few data with fewer steps are too few for critics."""
+ENOUGH_TO_RANK, FEW_BEST_SHARE = 10, 0.95
+"""Of so few, at least this many trajectories show which are best as a whole; and how much of a
+batch is then from the best tenth."""
 RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
@@ -436,7 +439,15 @@ def _few(p: DatasetProfile) -> list[Derived]:
         "agent.losses.value_expectile": 0.7,
         "agent.losses.dpg_weight": 0.0,
     }
-    return [Derived(key, value, reason) for key, value in chosen.items()]
+    found = [Derived(key, value, reason) for key, value in chosen.items()]
+    if p.trajectories >= ENOUGH_TO_RANK and p.consistency > CONSISTENT:
+        reason = (
+            f"{p.consistency:.0%} of the variance of rewards lies between trajectories: they are "
+            "good or bad as a whole, so nearly all of each batch is from the "
+            + pluralize(p.best_tenth, "best one", "best ones")
+        )
+        found.append(Derived("data.best_share", FEW_BEST_SHARE, reason))
+    return found
 
 
 def _size(p: DatasetProfile) -> str:

@@ -467,7 +467,10 @@ def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
     found = derived(make_profile(few, terminated=False))
     assert [found[key] for key in filters] == ["exp", True]
     assert found["agent.losses.value_expectile"] == 0.7 and found["agent.losses.dpg_weight"] == 0.0
-    assert "agent.losses.critic_weight" not in found
+    assert "agent.losses.critic_weight" not in found and "data.best_share" not in found
+    whole = [10 * [float(i)] * 12 for i in range(10)]
+    assert derived(make_profile(whole, terminated=False))["data.best_share"] == 0.95
+    assert "data.best_share" not in derived(make_profile(whole[:9], terminated=False))
     for other in (
         derived(make_profile(few)),
         derived(make_profile([2 * r for r in few[:4]], terminated=False)),
