@@ -267,7 +267,7 @@ def choose_best(
     """The best version, and by what: "evaluation" if there is any, else "estimate".
 
     By estimate it is the newest, unless the whole interval of another one is above the newest's:
-    on 18 runs the newest was closer to the best than the highest estimate
+    on 36 runs the newest was closer to the best than the highest estimate
     (benchmarks/fitted_q.py). Of equal ones the newest.
     """
     if evaluated:
