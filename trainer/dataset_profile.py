@@ -48,7 +48,7 @@ OBSERVED_STEPS = 20_000
 DEVIATION_SQL = """\
 with observed as (
   select unnest({numbers})::double as x, generate_subscripts({numbers}, 1) as i
-  from steps where trajectory_id in (select id from ({chosen}))
+  from steps where trajectory_id in (select id from ({chosen})) and t % {every} = 0
 )
 select stddev_pop(x) as std, abs(avg(x)) as distance,
   quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle
@@ -334,7 +334,8 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     )
     size = sum(math.prod(space.shape) for space in profile.spaces.observations.values())
     if size <= LARGEST_STATE:
-        changing = _changing_numbers(client, profile, sample_of(OBSERVED_STEPS))
+        every = max(1, int(length.max() / OBSERVED_STEPS))
+        changing = _changing_numbers(client, profile, sample_of(OBSERVED_STEPS), every)
         profile = replace(
             profile,
             smallest_std=min((std for std, _ in changing), default=math.inf),
@@ -347,10 +348,10 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
 
 
 def _changing_numbers(
-    client: Client, profile: DatasetProfile, chosen: str
+    client: Client, profile: DatasetProfile, chosen: str, every: int
 ) -> list[tuple[float, float]]:
     """Standard deviation and distance of the mean from 0, of each observed number that changes in
-    most steps of the chosen trajectories."""
+    most steps of the chosen trajectories. Of long ones, every so many steps are read."""
     found = []
     kinds = modalities_of(TimestepEncoderConfig(), profile.spaces)
     for key, kind in kinds.items():
@@ -359,7 +360,7 @@ def _changing_numbers(
             continue
         column = f"obs.{quoted(key)}"
         numbers = column if space.shape else f"[{column}]"
-        query = DEVIATION_SQL.format(numbers=numbers, chosen=chosen)
+        query = DEVIATION_SQL.format(numbers=numbers, chosen=chosen, every=every)
         rows = client.sql(query, dataset=profile.dataset, timeout=TIMEOUT).rows
         # A number that is nearly always the same, and seldom another, is not in small units.
         found += [(std, distance) for std, distance, middle in rows if middle > OFTEN * std > 0.0]

@@ -24,6 +24,7 @@ from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from trainer import dataset_profile
 from trainer.config import TrainConfig
 from trainer.data.snapshot import best_condition, sql_condition
 from trainer.dataset_profile import DatasetProfile, read_profile, summarise
@@ -193,7 +194,7 @@ def test_observations_in_small_units_or_far_from_0_are_seen() -> None:
         assert not any(key.startswith(prefix) for key in other)
 
 
-def test_the_smallest_deviation_is_of_numbers_that_change_often(service) -> None:
+def test_the_smallest_deviation_is_of_numbers_that_change_often(service, monkeypatch) -> None:
     """Not of categories, of what is nearly always the same, nor of a constant; a number without
     axes counts, and any name of an observation is a column."""
     rng = np.random.default_rng(0)
@@ -229,6 +230,8 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service) -> None
         assert found(1e-3).farthest == pytest.approx(5.0 / 1e-3, rel=0.3)
         assert found(3.0).smallest_std == pytest.approx(0.5, rel=0.3)
         assert found(3.0).farthest == pytest.approx(5.0 / 3.0, rel=0.5)
+        monkeypatch.setattr(dataset_profile, "OBSERVED_STEPS", 50)  # every second step
+        assert found(1e-3).smallest_std == pytest.approx(1e-3, rel=0.4)
 
 
 def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:
