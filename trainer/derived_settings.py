@@ -19,8 +19,22 @@ from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
 from trainer.data.validation import FEWEST
-from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
+from trainer.dataset_profile import DatasetProfile
 from trainer.derived import Derived, is_free
+from trainer.derived_imitation import (
+    FILTER,
+    LONG_STEPS,
+    advantage_filter,
+    cloning,
+    compares_outcomes,
+    few_data,
+    few_show_better_ones,
+    has_better_ones,
+    imitation,
+    is_narrow,
+    is_small,
+    why_late,
+)
 from trainer.derived_rewards import one_digit, outlier_warning, reward_settings
 from trainer.errors import SettingError
 
@@ -28,27 +42,10 @@ TRANSITIONS = 256
 """Transitions per update without memory."""
 MEMORY_TRANSITIONS = 1024
 """Transitions per update with memory."""
-CONSISTENT = 0.25
-"""Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between
-them. In replays of one learning agent it is 0.3 to 0.8, in data of mixed actions below 0.2."""
-SAME_QUALITY = 1 / 3
-"""What follows an action in the data is of its quality if a larger share lies between them."""
-NARROW = 0.25
-"""Trajectories are equally good if their returns differ by a smaller share of the mean, and the
-same steps of different trajectories, too. Data of one policy: below 0.2; of mixed ones: 0.5 up."""
-FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
-"""Data with fewer of both are few."""
-FEWEST_STEPS = 800
-"""Few data with fewer steps are too few for critics."""
-ENOUGH_TO_RANK, FEW_BEST_SHARE = 10, 0.95
-"""Of so few, at least this many trajectories show which are best as a whole; and how much of a
-batch is then from the best tenth."""
 RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
 """Factor of the initial weights of the critics' output layer."""
-LONG_STEPS = 10
-"""Steps that late rewards travel at once, and continuous actions whose outcomes are compared."""
 RANDOM = 0.1
 """Outcomes are random if a larger share of those of the same state and action is not the most
 frequent one. In the data of deterministic environments it is 0."""
@@ -57,7 +54,6 @@ RANDOM_TAU, RANDOM_CLIP = 0.05, 10.0
 large error, which the usual clipping of gradients would make a smaller reward."""
 FAR_FROM_0 = 100.0
 """Standard deviations from 0 at which an initial mean of 0 would be remembered for too long."""
-FILTER = "agent.losses.filter."
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
 """Who sets one of these decides how much the policy follows critics."""
@@ -106,9 +102,9 @@ def derive_settings(
     conditioned = config.agent.return_conditioning is not None
     discount, random = _gamma(profile), _is_random(profile, remembers)
     n_step = _n_step(profile, random)
-    recalls = remembers and profile.sparse and _has_better_ones(profile)
+    recalls = remembers and profile.sparse and has_better_ones(profile)
     narrow, few = is_narrow(profile), is_small(profile)
-    compare_few = few and not narrow and _shows_better_ones(profile, remembers)
+    compare_few = few and not narrow and few_show_better_ones(profile, remembers)
     follows_rule = config.derive == "all"
     follows_rule &= all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     clone = follows_rule and (narrow or (few and not compare_few) or recalls)
@@ -136,33 +132,16 @@ def derive_settings(
     if random and basis(n_step) == 1:
         found += _one_step(profile)
     if clone:
-        return [*found, *_cloning(profile), *shape]
+        return [*found, *cloning(profile), *shape]
     if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:
         if warning := outlier_warning(profile, gamma, rewards[0], config.where):
             say(warning)
     if compare_few and follows_rule:
-        return [*found, *_few(profile), *shape]
-    found += [*_imitation(profile), *shape]
+        return [*found, *few_data(profile), *shape]
+    found += [*imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += _filter(profile, basis(window))
+        found += advantage_filter(profile, basis(window))
     return found
-
-
-def is_narrow(profile: DatasetProfile) -> bool:
-    """Whether all trajectories are about equally good, in total and in each part, like those of
-    one policy.
-
-    The best return counts, not its 95th percentile: rare successes are what sparse rewards teach.
-    """
-    _, mean, _ = profile.returns
-    spread = profile.best_return - profile.low_return
-    alike = spread <= NARROW * abs(mean) and profile.difference <= NARROW
-    return alike and profile.trajectories >= COMPARED
-
-
-def is_small(profile: DatasetProfile) -> bool:
-    """Whether there are few trajectories and few steps."""
-    return profile.trajectories < FEW_TRAJECTORIES and profile.steps < FEW_STEPS
 
 
 def _gamma(p: DatasetProfile) -> Derived:
@@ -235,29 +214,11 @@ def _n_step(p: DatasetProfile, random: bool) -> Derived:
         )
         return Derived(key, 1, reason)
     longest = {"discrete": 5, "continuous": LONG_STEPS}.get(p.spaces.action.kind, 1)
-    if (p.sparse and longest > 1) or _compares_outcomes(p):
+    if (p.sparse and longest > 1) or compares_outcomes(p):
         n_step = max(1, min(longest, int(p.length[0])))
-        return Derived(key, n_step, f"{_late(p)}: what an action leads to is known sooner")
+        return Derived(key, n_step, f"{why_late(p)}: what an action leads to is known sooner")
     reason = "multi-step returns would be biased to the data's actions"
     return Derived(key, 1, reason)
-
-
-def _compares_outcomes(p: DatasetProfile) -> bool:
-    """Whether advantages compare the outcomes of several actions, not of one: where an action's
-    effect comes late, and the actions after it are of the same quality."""
-    whole = p.consistency > SAME_QUALITY and _has_better_ones(p)
-    late = p.sparse or (p.terminated > 0.5 and whole)
-    return late and p.spaces.action.kind == "continuous"
-
-
-def _late(p: DatasetProfile) -> str:
-    """Why the effects of actions come late."""
-    if p.sparse:
-        return f"sparse rewards ({p.informative:.2%} of the steps)"
-    return (
-        f"mistakes show late ({p.terminated:.0%} of the trajectories terminate, and "
-        f"{p.consistency:.0%} of the variance of rewards lies between them)"
-    )
 
 
 def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
@@ -361,127 +322,6 @@ def _sampling(p: DatasetProfile) -> list[Derived]:
         reason = "imitates actions at their bounds as exactly as others"
         found.append(Derived("agent.actor.continuous.kind", "gaussian", reason))
     return found
-
-
-def _imitation(p: DatasetProfile) -> list[Derived]:
-    """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
-    weight = "agent.losses.dpg_weight"
-    found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
-    if p.sparse and _compares_outcomes(p):
-        return found  # the filter compares outcomes; whole trajectories have hardly any
-    if not _has_better_ones(p):
-        return found
-    low, mean, high = p.returns
-    share, whole = p.consistency, p.consistency > CONSISTENT
-    reason = (
-        f"returns of trajectories differ (5th to 95th percentile {low:.4g} to {high:.4g}, mean "
-        f"{mean:.4g}), and {share:.0%} of the variance of rewards lies between trajectories: they "
-        "are "
-        + ("good or bad as a whole, so most" if whole else "mixed in themselves, so half")
-        + f" of each batch is from the {p.best_tenth:,} best"
-    )
-    return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
-
-
-def _has_better_ones(p: DatasetProfile) -> bool:
-    """Whether a best tenth exists, and is better than others."""
-    low, _, high = p.returns
-    return p.trajectories >= 50 and high - low > 1e-6 * max(abs(low), abs(high))
-
-
-def _cloning(p: DatasetProfile) -> list[Derived]:
-    """What the actor follows where critics would learn little but their own errors."""
-    if is_narrow(p):
-        reason = (
-            f"trajectories are about equally good (returns {p.low_return:.4g} to "
-            f"{p.best_return:.4g}, the same {BLOCK} steps differ by {p.difference:.0%}): critics "
-            "would prefer actions by their errors"
-        )
-    elif is_small(p):
-        reason = f"too little data for critics ({_size(p)})"
-    else:
-        reason = (
-            f"rewards are sparse ({p.informative:.2%} of the steps) and follow from the past: what "
-            "to remember is found sooner by imitating good trajectories than by critics, which "
-            "would have to find it, too"
-        )
-    found = [
-        Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
-        Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
-        Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
-    ]
-    if _has_better_ones(p):
-        best = pluralize(p.best_tenth, "best trajectory", "best trajectories")
-        reason = f"most of each batch is from the {best}"
-        found.append(Derived("data.best_share", 0.8, reason))
-    return found
-
-
-def _shows_better_ones(p: DatasetProfile, remembers: bool) -> bool:
-    """Whether few data tell better actions from worse ones: every step must. Where mistakes end a
-    trajectory, few data have few such ends."""
-    continuous = p.spaces.action.kind == "continuous"
-    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS and p.terminated < 0.5
-    return continuous and enough and not remembers
-
-
-def _few(p: DatasetProfile) -> list[Derived]:
-    """What the actor follows if there are few data, good and bad ones, of continuous actions: only
-    the data's actions, the better ones more, by values of no others (as in IQL)."""
-    reason = (
-        f"few data ({_size(p)}): values of the data's better actions only, and better actions "
-        "imitated more, as critics would err for other actions"
-    )
-    chosen: dict[str, Any] = {
-        f"{FILTER}kind": "exp",
-        f"{FILTER}beta": 1.0,
-        f"{FILTER}batch_norm": True,
-        "agent.losses.value_expectile": 0.7,
-        "agent.losses.dpg_weight": 0.0,
-    }
-    found = [Derived(key, value, reason) for key, value in chosen.items()]
-    if p.trajectories >= ENOUGH_TO_RANK and p.consistency > CONSISTENT:
-        reason = (
-            f"{p.consistency:.0%} of the variance of rewards lies between trajectories: they are "
-            "good or bad as a whole, so nearly all of each batch is from the "
-            + pluralize(p.best_tenth, "best one", "best ones")
-        )
-        found.append(Derived("data.best_share", FEW_BEST_SHARE, reason))
-    return found
-
-
-def _size(p: DatasetProfile) -> str:
-    trajectories = pluralize(p.trajectories, "trajectory", "trajectories")
-    return f"{trajectories}, {pluralize(p.steps, 'step')}"
-
-
-def _filter(p: DatasetProfile, window: int) -> list[Derived]:
-    """The advantage filter, if it is not the recipe's."""
-    if p.spaces.action.kind == "discrete":
-        reason = (
-            "discrete actions: an exponential filter lowers the probability of bad actions without "
-            "forbidding one, so an error of the critics seldom changes the most probable action"
-        )
-        # In standard deviations of the return, not of the batch's advantages: while critics know
-        # nothing, those would turn their noise into weights, and not even a clone would be learned.
-        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
-    elif _compares_outcomes(p):
-        n_step = max(1, min(LONG_STEPS, int(p.length[0]), window))
-        reason = (
-            f"{_late(p)}: one action changes the value less than the critics' errors, so the "
-            f"outcomes of {pluralize(n_step, 'action')} of the data are compared, and values are "
-            "those of its better actions"
-        )
-        chosen = {
-            f"{FILTER}kind": "exp",
-            f"{FILTER}beta": 3.0,
-            f"{FILTER}batch_norm": True,
-            f"{FILTER}n_step": n_step,
-            "agent.losses.value_expectile": 0.9,
-        }
-    else:
-        return []
-    return [Derived(key, value, reason) for key, value in chosen.items()]
 
 
 def _conditioning(p: DatasetProfile) -> list[Derived]:
