@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from stepwell._plural import pluralize as pluralize  # numbers of things
+from stepwell._sql import quoted as quoted  # names in queries
 from stepwell.commands import common
 
 

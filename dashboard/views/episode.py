@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
-from stepwell._sql import quoted
 
 DIMENSIONS = 256
 """Maximum dimensions shown of one array; use SQL for the rest."""
@@ -36,7 +35,7 @@ def draw(info: Any) -> None:
         _observations(trajectory, t)
         _row(trajectory, t, info)
     sql = (
-        f"SELECT * FROM {quoted(info.dataset)}.steps\n"
+        f"SELECT * FROM {formatting.quoted(info.dataset)}.steps\n"
         f"WHERE trajectory_id = {formatting.literal(info.id)} ORDER BY t"
     )
     components.sql_note(sql, label="SQL of its steps")
