@@ -177,7 +177,7 @@ def policy_transitions(policy: ActingPolicy, data: RunData) -> Transitions:
     initial, parts = data.initial, []
     for rows, batch in data.batches():
         state, action = _states_and_actions(policy, batch)
-        used = loss_masks(batch, LossConfig()).critic_mask
+        used = loss_masks(batch, LossConfig()).critic_mask  # fitted Q has no penalty
         starts = torch.from_numpy(initial[rows])
         trajectory = torch.from_numpy(rows)
         taken = encode_action(policy.spaces.action, batch.action)

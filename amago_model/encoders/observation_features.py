@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
+from amago_model.config import InputNormConfig, ObsSpace, Spaces, TimestepEncoderConfig
 from amago_model.data.batch import one_hot, only_valid
 from amago_model.data.packing import Packing
 from amago_model.encoders.images import ImageEncoder, draw_shifts
@@ -40,6 +40,11 @@ class InputNorm(nn.Module):
         std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 0.1 * self.min_std**2)
         scale = torch.where(std > self.min_std, std, 1.0)
         return ((x - self.moments.mean) / scale).clamp(-1e4, 1e4)
+
+
+def configured_norm(width: int, config: InputNormConfig) -> InputNorm:
+    """The normalisation of `width` features that a config describes."""
+    return InputNorm(width, beta=config.beta, init_nu=config.init_nu, min_std=config.min_std)
 
 
 def vector_width(space: ObsSpace, *, raw: bool) -> int:

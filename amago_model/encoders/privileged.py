@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from amago_model.config import InputNormConfig, Spaces, TimestepEncoderConfig
 from amago_model.data.packing import Packing
-from amago_model.encoders.observation_features import InputNorm, ObservationFeatures
+from amago_model.encoders.observation_features import ObservationFeatures, configured_norm
 
 
 class PrivilegedEncoder(nn.Module):
@@ -20,13 +20,7 @@ class PrivilegedEncoder(nn.Module):
         super().__init__()
         self.observations = ObservationFeatures(config, spaces, "critic")
         if plain := self.observations.d_vectors:
-            statistics = config.input_norm or InputNormConfig()
-            self.norm = InputNorm(
-                plain,
-                beta=statistics.beta,
-                init_nu=statistics.init_nu,
-                min_std=statistics.min_std,
-            )
+            self.norm = configured_norm(plain, config.input_norm or InputNormConfig())
         self.width = plain + self.observations.d_encoded
         """P: number of features per timestep."""
 

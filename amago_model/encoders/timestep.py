@@ -29,7 +29,11 @@ from amago_model.config import (
 from amago_model.config.names import SIMNORM_GROUP
 from amago_model.data.packing import Packing
 from amago_model.encoders.modalities import sees_one_image
-from amago_model.encoders.observation_features import InputNorm, ObservationFeatures
+from amago_model.encoders.observation_features import (
+    InputNorm,
+    ObservationFeatures,
+    configured_norm,
+)
 from amago_model.errors import ConfigError
 from amago_model.layers import Linear, make_activation, make_mlp, make_norm, symlog
 
@@ -194,7 +198,7 @@ def _input_norm(config: InputNormConfig | None, observed: int, previous: int) ->
             "observation consists of plain numbers; set input_norm=None "
             "(--agent.timestep-encoder.no-input-norm) instead"
         )
-    return InputNorm(width, beta=config.beta, init_nu=config.init_nu, min_std=config.min_std)
+    return configured_norm(width, config)
 
 
 def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:
