@@ -336,7 +336,22 @@ FIELD = (
     Dataset("few-reacher", "few episodes", FIT, "reacher-noisy --episodes 19", "Reacher-v5"),
     Dataset("few-pusher", "few episodes", HELD_OUT, "pusher-noisy --episodes 18", "Pusher-v5"),
     Dataset("few-pendulum", "few episodes", HELD_OUT, "pendulum-mixed --episodes 15", PENDULUM),
-    Dataset("few-acrobot", "few episodes", HELD_OUT, "acrobot-noisy --episodes 10", "Acrobot-v1"),
+    Dataset("few-acrobot", "few episodes", FIT, "acrobot-noisy --episodes 10", "Acrobot-v1"),
+    Dataset(
+        "few-mountaincar",
+        "few episodes",
+        HELD_OUT,
+        "mountaincar-noisy --episodes 15",
+        "MountainCar-v0",
+    ),
+    Dataset(
+        "few-cliff-walking",
+        "few episodes",
+        HELD_OUT,
+        "cliff-walking-noisy --episodes 15",
+        "CliffWalking-v1",
+        {"max_episode_steps": 100},
+    ),
     Dataset(
         "few-double-pendulum",
         "few episodes",

@@ -241,6 +241,16 @@ class DatasetProfile:
         """[n] the undiscounted returns of the sampled trajectories."""
         return np.add.reduceat(self.reward, self._starts)
 
+    @property
+    def length_correlation(self) -> float:
+        """Correlation of the sampled trajectories' lengths and returns, -1 to 1: near -1 if goals
+        end trajectories, so short ones are best; near 1 if mistakes do. 0 if all are as long, or
+        have the same return."""
+        length, returns = self.sampled_length, self.sampled_returns
+        if np.ptp(length) == 0 or np.ptp(returns) <= NEGLIGIBLE * np.abs(returns).max():
+            return 0.0
+        return float(np.corrcoef(length, returns)[0, 1])
+
     def _returns_to_go(self, gamma: float) -> Floats:
         mean = self.sampled_returns / self._length
         after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))

@@ -23,6 +23,11 @@ FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
 """Data with fewer of both are few."""
 FEWEST_STEPS = 800
 """Few data with fewer steps are too few for critics."""
+DISCRETE_BETA = 3.0
+"""Strength of the exponential filter for discrete actions, whose advantages count in standard
+deviations of the return."""
+GOALS_END = -0.9
+"""Goals end trajectories if the correlation of their lengths and returns is lower."""
 ENOUGH_TO_RANK, FEW_BEST_SHARE = 10, 0.95
 """Of so few, at least this many trajectories show which are best as a whole; and how much of a
 batch is then from the best tenth."""
@@ -54,12 +59,20 @@ def has_better_ones(p: DatasetProfile) -> bool:
     return p.trajectories >= 50 and high - low > 1e-6 * max(abs(low), abs(high))
 
 
+def has_goals(p: DatasetProfile) -> bool:
+    """Whether goals end trajectories, so that short ones are best."""
+    return p.terminated > 0 and p.length_correlation < GOALS_END
+
+
 def few_show_better_ones(p: DatasetProfile, remembers: bool) -> bool:
-    """Whether few data tell better actions from worse ones: every step must. Where mistakes end a
+    """Whether few data tell better actions from worse ones: in each step of an episode that a time
+    limit ends, or, of discrete actions, by how soon goals are reached. Where mistakes end a
     trajectory, few data have few such ends."""
-    continuous = p.spaces.action.kind == "continuous"
-    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS and p.terminated < 0.5
-    return continuous and enough and not remembers
+    enough = p.trajectories >= COMPARED and p.steps >= FEWEST_STEPS
+    if remembers or not enough:
+        return False
+    kind = p.spaces.action.kind
+    return (kind == "continuous" and p.terminated < 0.5) or (kind == "discrete" and has_goals(p))
 
 
 def compares_outcomes(p: DatasetProfile) -> bool:
@@ -129,20 +142,19 @@ def cloning(p: DatasetProfile) -> list[Derived]:
 
 
 def few_data(p: DatasetProfile) -> list[Derived]:
-    """What the actor follows if there are few data, good and bad ones, of continuous actions: only
-    the data's actions, the better ones more, by values of no others (as in IQL)."""
-    reason = (
-        f"few data ({_size(p)}): values of the data's better actions only, and better actions "
-        "imitated more, as critics would err for other actions"
-    )
-    chosen: dict[str, Any] = {
-        f"{FILTER}kind": "exp",
-        f"{FILTER}beta": 1.0,
-        f"{FILTER}batch_norm": True,
-        "agent.losses.value_expectile": 0.7,
-        "agent.losses.dpg_weight": 0.0,
-    }
-    found = [Derived(key, value, reason) for key, value in chosen.items()]
+    """What the actor follows if there are few data, good and bad ones: only the data's actions, the
+    better ones more; of continuous ones by values of no others (as in IQL)."""
+    better = "better actions are imitated more, and none is taken from critics, which would err"
+    chosen: dict[str, Any] = {f"{FILTER}kind": "exp", "agent.losses.dpg_weight": 0.0}
+    if p.spaces.action.kind == "discrete":
+        reason = f"few data ({_size(p)}), but goals end trajectories, so short ones are good"
+        chosen[f"{FILTER}beta"] = DISCRETE_BETA
+        return [Derived(key, value, f"{reason}: {better}") for key, value in chosen.items()]
+    reason = f"few data ({_size(p)}), so values are those of the data's better actions"
+    chosen[f"{FILTER}beta"] = 1.0
+    chosen[f"{FILTER}batch_norm"] = True
+    chosen["agent.losses.value_expectile"] = 0.7
+    found = [Derived(key, value, f"{reason}: {better}") for key, value in chosen.items()]
     if p.trajectories >= ENOUGH_TO_RANK and p.consistency > CONSISTENT:
         reason = (
             f"{p.consistency:.0%} of the variance of rewards lies between trajectories: they are "
@@ -167,7 +179,7 @@ def advantage_filter(p: DatasetProfile, window: int) -> list[Derived]:
         )
         # In standard deviations of the return, not of the batch's advantages: while critics know
         # nothing, those would turn their noise into weights, and not even a clone would be learned.
-        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
+        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": DISCRETE_BETA}
     elif compares_outcomes(p):
         n_step = max(1, min(LONG_STEPS, int(p.length[0]), window))
         reason = (

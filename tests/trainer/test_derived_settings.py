@@ -464,8 +464,8 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
 
 
 def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
-    """By values of the data's actions only. Not where too little can be compared, nor of discrete
-    actions or with memory: these are cloned."""
+    """By values of the data's actions only. Not where too little can be compared, nor with memory,
+    nor of discrete actions without goals: these are cloned."""
     few, filters = DENSE[:8], ("agent.losses.filter.kind", "agent.losses.filter.batch_norm")
     found = derived(make_profile(few, terminated=False))
     assert [found[key] for key in filters] == ["exp", True]
@@ -485,6 +485,30 @@ def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
         assert "agent.losses.value_expectile" not in other
     given = derived_with(make_profile(few, terminated=False), "--agent.losses.filter.kind=binary")
     assert "agent.losses.value_expectile" not in given
+
+
+def test_of_few_trajectories_with_goals_and_discrete_actions_short_ones_count_more() -> None:
+    """Where goals end trajectories, a reward of -1 per step tells enough. Not where mistakes end
+    them (the longest are best), where nothing does, or of continuous actions."""
+    lengths = [100, 140, 200, 90, 300, 130]
+    costs = [[-1.0] * length for length in lengths]
+    assert make_profile(costs).length_correlation == pytest.approx(-1.0)
+    found = derived(make_profile(costs, spec=DISCRETE))
+    chosen = {"kind": "exp", "beta": 3.0, "batch_norm": None}
+    assert {key: found.get(f"agent.losses.filter.{key}") for key in chosen} == chosen
+    assert found["agent.losses.dpg_weight"] == 0.0 and "agent.losses.critic_weight" not in found
+    whole = [[-1.0 - i] * (50 * (i + 2)) for i in range(10)]
+    assert make_profile(whole, spec=DISCRETE).consistency > 0.25
+    assert "data.best_share" not in derived(make_profile(whole, spec=DISCRETE))
+    for other in (
+        make_profile([[1.0] * length for length in lengths], spec=DISCRETE),
+        make_profile(costs, terminated=False, spec=DISCRETE),
+        make_profile(costs[:4], spec=DISCRETE),
+        make_profile(costs),
+    ):
+        assert derived(other)["agent.losses.filter.kind"] == "behavior_cloning"
+    same = [[-1.0] * 100] * 8, [[-float(200 // n)] * n for n in (50, 100, 200) * 3]
+    assert [make_profile(rewards).length_correlation for rewards in same] == [0.0, 0.0]
 
 
 def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
