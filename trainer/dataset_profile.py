@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,9 @@ class DatasetProfile:
     there is none, or if observations are larger than LARGEST_STATE."""
     farthest: float = 0.0
     """The largest distance from 0 of the mean of such a number, in its standard deviations."""
+    heaviest_tail: float = 0.0
+    """The largest standard deviation of an observed number, in ranges of the middle half of its
+    values: 0.74 if it is Gaussian, large if rare extreme values hide the usual ones."""
     random_outcomes: float = 0.0
     """Of steps with the same observation and action as others, the share whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
@@ -345,11 +348,14 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     size = sum(math.prod(space.shape) for space in profile.spaces.observations.values())
     if size <= LARGEST_STATE:
         every = max(1, int(length.max() / OBSERVED_STEPS))
-        changing = _changing_numbers(client, profile, sample_of(OBSERVED_STEPS), every)
+        numbers = _observed_numbers(client, profile, sample_of(OBSERVED_STEPS), every)
+        # A number that is nearly always the same, and seldom another, is not in small units.
+        changing = [n for n in numbers if n.middle > OFTEN * n.std]
         profile = replace(
             profile,
-            smallest_std=min((std for std, _ in changing), default=math.inf),
-            farthest=max((distance / std for std, distance in changing), default=0.0),
+            smallest_std=min((n.std for n in changing), default=math.inf),
+            farthest=max((n.distance / n.std for n in changing), default=0.0),
+            heaviest_tail=max((n.std / n.middle for n in numbers if n.middle > 0.0), default=0.0),
         )
     if profile.spaces.action.kind != "discrete" or not profile.sparse or size > LARGEST_STATE:
         return profile
@@ -357,11 +363,21 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     return replace(profile, random_outcomes=random_share(*counts.rows[0]))
 
 
-def _changing_numbers(
+class ObservedNumber(NamedTuple):
+    """One number of the observations, whose values differ."""
+
+    std: float
+    distance: float
+    """The distance of the mean from 0."""
+    middle: float
+    """The range of the middle half of its values."""
+
+
+def _observed_numbers(
     client: Client, profile: DatasetProfile, chosen: str, every: int
-) -> list[tuple[float, float]]:
-    """Standard deviation and distance of the mean from 0, of each observed number that changes in
-    most steps of the chosen trajectories. Of long ones, every so many steps are read."""
+) -> list[ObservedNumber]:
+    """The numbers that differ in the chosen trajectories. Of long ones, every so many steps are
+    read."""
     found = []
     kinds = modalities_of(TimestepEncoderConfig(), profile.spaces)
     for key, kind in kinds.items():
@@ -372,8 +388,7 @@ def _changing_numbers(
         numbers = column if space.shape else f"[{column}]"
         query = DEVIATION_SQL.format(numbers=numbers, chosen=chosen, every=every)
         rows = client.sql(query, dataset=profile.dataset, timeout=TIMEOUT).rows
-        # A number that is nearly always the same, and seldom another, is not in small units.
-        found += [(std, distance) for std, distance, middle in rows if middle > OFTEN * std > 0.0]
+        found += [number for row in rows if (number := ObservedNumber(*row)).std > 0.0]
     return found
 
 

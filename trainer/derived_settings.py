@@ -54,6 +54,9 @@ RANDOM_TAU, RANDOM_CLIP = 0.05, 10.0
 large error, which the usual clipping of gradients would make a smaller reward."""
 FAR_FROM_0 = 100.0
 """Standard deviations from 0 at which an initial mean of 0 would be remembered for too long."""
+HEAVY_TAIL = 20.0
+"""Standard deviations of observed numbers are mostly below this many ranges of their middle half; a
+hundredth of values of a hundred standard deviations makes it 10 times the usual 0.74."""
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
 """Who sets one of these decides how much the policy follows critics."""
@@ -297,7 +300,7 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
 
 
 def _input_norm(p: DatasetProfile) -> list[Derived]:
-    """How observations in small units, or far from 0, become visible."""
+    """How observations in small units, far from 0, or beside extreme values, become visible."""
     key, found = "agent.timestep_encoder.input_norm.", []
     small, far = p.smallest_std <= InputNormConfig().min_std, p.farthest > FAR_FROM_0
     if small:
@@ -307,6 +310,12 @@ def _input_norm(p: DatasetProfile) -> list[Derived]:
         what = "small" if small else f"{p.farthest:,.0f} standard deviations from 0"
         reason = f"an observed number is {what}: its statistics begin with the first batch"
         found.append(Derived(f"{key}init_nu", 0.0, reason))
+    if p.heaviest_tail > HEAVY_TAIL and not far:
+        reason = (
+            f"the standard deviation of an observed number is {p.heaviest_tail:,.0f} times the "
+            "range of the middle half of its values: the extreme ones would hide the others"
+        )
+        found.append(Derived("agent.timestep_encoder.symlog", True, reason))
     return found
 
 

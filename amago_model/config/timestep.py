@@ -165,6 +165,9 @@ class TimestepEncoderConfig(Settings):
     """Normalisation of the output."""
     input_norm: InputNormConfig | None = Field(default_factory=InputNormConfig)
     """Normalise each plain number by running statistics of the training data; none: do not."""
+    symlog: bool = False
+    """Compress observed numbers to sign(x) ln(1 + |x|) before all else (DreamerV3), so that rare
+    extreme values do not hide the usual ones. Not categories, nor uint8 values."""
     differences: bool = False
     """Add the difference of each observed number to the timestep before, normalised by running
     statistics of its own: a velocity, where only positions are observed. 0 in the first timestep

@@ -17,6 +17,7 @@ from amago_model.data.packing import Packing
 from amago_model.encoders.images import ImageEncoder, draw_shifts
 from amago_model.encoders.modalities import hint, modalities_of
 from amago_model.encoders.tokens_and_goals import GoalEncoder, TokenEncoder
+from amago_model.layers import symlog
 from amago_model.running_statistics import RunningMoments
 
 
@@ -132,7 +133,10 @@ class ObservationFeatures(nn.Module):
         return torch.cat([self._vector(key, obs) for key in self.number_keys], dim=-1)
 
     def _vector(self, key: str, obs: dict[str, Tensor]) -> Tensor:
-        part = vector_features(self.spaces[key], obs[key], raw=self.config.raw_numbers)
+        space = self.spaces[key]
+        part = vector_features(space, obs[key], raw=self.config.raw_numbers)
+        if self.config.symlog and space.n is None and space.dtype != "uint8":
+            part = symlog(part)
         return torch.zeros_like(part) if key in self.config.hide_keys else part
 
     def encoded(

@@ -205,7 +205,7 @@ def test_one_layer_acts_late_in_an_episode_as_it_learned_from_any_window_of_its_
         ("discrete", {}),
         ("continuous", {}),
         ("continuous", {"show_reset": True, "input_norm": {"previous": False}}),
-        ("continuous", {"differences": True}),
+        ("continuous", {"differences": True, "symlog": True}),
     ],
 )
 def test_the_policys_distribution_is_the_same_step_by_step_and_over_whole_windows(

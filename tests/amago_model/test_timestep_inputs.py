@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from amago_model import (
 )
 from amago_model.acting import ActingPolicy
 from amago_model.data.batch import previous_features
+from amago_model.encoders.observation_features import ObservationFeatures
 from amago_model.encoders.timestep import TimestepEncoder
 
 SMALL = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=6)
@@ -104,6 +107,27 @@ def test_differences_are_to_the_timestep_before_and_whitened_by_themselves() -> 
     assert x[..., 6:][valid].std() == pytest.approx(1.0, abs=0.1)
     hidden = SMALL.replace(differences=True, hide_keys=("observation",))
     assert TimestepEncoder(hidden, SPACES).differences(obs, time_idx, None).eq(0).all()
+
+
+def test_numbers_are_compressed_but_neither_categories_nor_bytes() -> None:
+    spaces = Spaces(
+        observations={
+            "number": ObsSpace(shape=(2,), dtype="float32"),
+            "kind": ObsSpace(shape=(), dtype="int64", n=3),
+            "pixel": ObsSpace(shape=(2,), dtype="uint8"),
+        },
+        action=SPACES.action,
+    )
+    obs = {
+        "number": torch.tensor([[[math.e - 1.0, 1.0 - math.e**14]]]),
+        "kind": torch.tensor([[2]]),
+        "pixel": torch.tensor([[[0, 255]]], dtype=torch.uint8),
+    }
+    features = ObservationFeatures(SMALL.replace(symlog=True), spaces, "policy")
+    found = dict(zip(features.vector_keys, features.vectors(obs), strict=True))
+    torch.testing.assert_close(found["number"], torch.tensor([[[1.0, -14.0]]]))
+    assert found["kind"].tolist() == [[[0.0, 0.0, 1.0]]]
+    assert found["pixel"].tolist() == [[[0.0, 1.0]]]
 
 
 def test_categories_have_no_differences() -> None:

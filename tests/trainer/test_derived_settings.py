@@ -194,6 +194,20 @@ def test_observations_in_small_units_or_far_from_0_are_seen() -> None:
         assert not any(key.startswith(prefix) for key in other)
 
 
+def test_rare_extreme_values_are_compressed() -> None:
+    """For baselines too. Not beside a number far from 0, whose changes that would hide."""
+    key = "agent.timestep_encoder.symlog"
+    heavy = make_profile(DENSE, heaviest_tail=50.0)
+    assert derived(heavy)[key] is True
+    of_bc = derive_settings(heavy, recipe("bc").replace(dataset="made"))
+    assert {d.key: d.value for d in of_bc}[key] is True
+    for other in (
+        make_profile(DENSE, heaviest_tail=15.0),
+        dataclasses.replace(heavy, farthest=1e3),
+    ):
+        assert key not in derived(other)
+
+
 def test_the_smallest_deviation_is_of_numbers_that_change_often(service, monkeypatch) -> None:
     """Not of categories, of what is nearly always the same, nor of a constant; a number without
     axes counts, and any name of an observation is a column."""
@@ -208,12 +222,16 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service, monkeyp
     }
     steps = np.stack([rng.normal(0.0, 0.5, 101), np.full(101, 7.0), rare], 1)
 
-    def found(current: float) -> DatasetProfile:
+    def found(current: float, sentinel: float | None = None) -> DatasetProfile:
         name = f"deviations-{uuid.uuid4().hex[:8]}"
         trajectory = Trajectory(
             obs={
                 "half/gear": steps.astype(np.float32),
-                "current": rng.normal(5.0, current, 101).astype(np.float32),
+                "current": np.where(
+                    np.arange(101) == (-1 if sentinel is None else 40),
+                    np.float32(sentinel or 0.0),
+                    rng.normal(5.0, current, 101).astype(np.float32),
+                ),
                 "kind": rng.integers(3, size=101),
                 "image": rng.integers(2, size=(101, 2, 2)).astype(np.uint8),
             },
@@ -230,6 +248,10 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service, monkeyp
         assert found(1e-3).farthest == pytest.approx(5.0 / 1e-3, rel=0.3)
         assert found(3.0).smallest_std == pytest.approx(0.5, rel=0.3)
         assert found(3.0).farthest == pytest.approx(5.0 / 3.0, rel=0.5)
+        assert 0.5 < found(3.0).heaviest_tail < 1.2
+        extreme = found(3.0, sentinel=-1e6)
+        assert extreme.heaviest_tail == pytest.approx(1e5 / 4.0, rel=0.5)
+        assert extreme.smallest_std == pytest.approx(0.5, rel=0.3)
         monkeypatch.setattr(dataset_profile, "OBSERVED_STEPS", 50)  # every second step
         assert found(1e-3).smallest_std == pytest.approx(1e-3, rel=0.4)
 
