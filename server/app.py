@@ -46,7 +46,7 @@ from server.service import Service, refuse_unknown_parameters
 from server.settings import Settings
 from stepwell import __version__
 from stepwell.errors import InvalidData
-from stepwell.messages import PROBLEM
+from stepwell.messages import PROBLEM, reason_of
 
 ROUTES = (
     health,
@@ -149,7 +149,7 @@ def _invalid(error: RequestValidationError) -> ProblemError:
     errors: list[dict[str, Any]] = [
         {
             "where": ".".join(str(part) for part in item["loc"]),
-            "message": item["msg"],
+            "message": reason_of(item),
             "got": repr(item.get("input"))[:200],
         }
         for item in error.errors()[:20]

@@ -29,7 +29,7 @@ from stepwell.errors import (
     ServiceUnreachable,
     from_problem,
 )
-from stepwell.messages import Page
+from stepwell.messages import Page, reason_of
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JSON = "application/json"
@@ -295,7 +295,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    return f"{field or 'the whole'}: {first['msg']}"
+    return f"{field or 'the whole'}: {reason_of(first)}"
 
 
 def as_service_error(problem: BaseModel) -> ServiceError:

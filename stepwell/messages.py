@@ -9,6 +9,7 @@ unknown ones. Times are Unix seconds (float). Names of datasets and runs match `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
@@ -23,8 +24,9 @@ from pydantic import (
 # --- names, limits, errors ------------------------------------------------------------------------
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
-RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+RunName = Annotated[str, StringConstraints(pattern=RUN_NAME)]
 Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -33,6 +35,19 @@ PARTIALLY_OBSERVABLE = "partially-observable"
 """Tag of a dataset whose single observations do not show the state: learning needs memory."""
 MAX_DEPTH = 64
 """Maximum nesting of JSON objects: enough for configurations, below recursion limits of parsers."""
+
+
+_RULES = {
+    NAME: "a name has at most 64 of a-z, 0-9, '.', '_' and '-', and begins with a letter or digit",
+    RUN_NAME: "a name has at most 128 of a-z, A-Z, 0-9, '.', '_' and '-', a letter or digit first",
+}
+
+
+def reason_of(error: Mapping[str, Any]) -> str:
+    """What is wrong, from one of the `errors()` of a pydantic `ValidationError`: of names in words,
+    instead of a pattern."""
+    pattern = error.get("ctx", {}).get("pattern", "")
+    return _RULES.get(pattern, str(error["msg"]))
 
 
 def storable(document: dict[str, Any]) -> dict[str, Any]:

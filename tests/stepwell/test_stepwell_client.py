@@ -316,6 +316,20 @@ def test_a_bad_field_is_named_before_anything_is_sent():
     assert not script.requests
 
 
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda client: client.create_dataset("Hopper", SPEC), "64 of a-z, 0-9, "),
+        (lambda client: client.create_run("a b", "train"), "128 of a-z, A-Z, 0-9, "),
+    ],
+    ids=["dataset", "run"],
+)
+def test_what_a_name_may_be_is_told_in_words(call, rule):
+    client, _ = connect(ok({}))
+    with pytest.raises(InvalidData, match=f"name: a name has at most {rule}.* a letter or digit"):
+        call(client)
+
+
 def test_a_name_never_leaves_its_place_in_the_path():
     client, script = connect(ok(DATASET))
     client.dataset("a/../../b?x=1#y")

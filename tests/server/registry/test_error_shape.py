@@ -52,6 +52,12 @@ def test_every_family_answers_a_problem_document(
     assert problem.detail
 
 
+def test_what_a_name_may_be_is_told_in_words(shared_app: TestClient) -> None:
+    answer = shared_app.post("/v1/datasets", json={"name": "BAD NAME", "spec": {}}).json()
+    assert answer["detail"].startswith("body.name: a name has at most 64 of a-z, 0-9, ")
+    assert answer["got"] == "'BAD NAME'"
+
+
 def test_a_body_that_is_not_json_is_a_problem_too(shared_app: TestClient) -> None:
     headers = {"content-type": "application/json"}
     answer = shared_app.post("/v1/runs", content=b"{", headers=headers)
