@@ -51,10 +51,11 @@ with observed as (
   from steps where trajectory_id in (select id from ({chosen})) and t % {every} = 0
 )
 select stddev_pop(x) as std, abs(avg(x)) as distance,
-  quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle
+  quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle,
+  quantile_cont(x, 0.95) - quantile_cont(x, 0.05) as most
 from observed where isfinite(x) group by i"""
 """Of each number of an observation the standard deviation, the distance of its mean from 0, and the
-range of its middle half."""
+ranges of its middle half and of its middle 90%."""
 RANDOM_SQL = """\
 with transition as (
   select hash(obs) as state, action, is_last,
@@ -138,8 +139,8 @@ class DatasetProfile:
     farthest: float = 0.0
     """The largest distance from 0 of the mean of such a number, in its standard deviations."""
     heaviest_tail: float = 0.0
-    """The largest standard deviation of an observed number, in ranges of the middle half of its
-    values: 0.74 if it is Gaussian, large if rare extreme values hide the usual ones."""
+    """The largest standard deviation of an observed number, in ranges of the middle 90% of its
+    values: 0.3 if it is Gaussian, large if rare extreme values hide the usual ones."""
     random_outcomes: float = 0.0
     """Of steps with the same observation and action as others, the share whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
@@ -355,7 +356,7 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
             profile,
             smallest_std=min((n.std for n in changing), default=math.inf),
             farthest=max((n.distance / n.std for n in changing), default=0.0),
-            heaviest_tail=max((n.std / n.middle for n in numbers if n.middle > 0.0), default=0.0),
+            heaviest_tail=max((n.std / n.most for n in numbers if n.most > 0.0), default=0.0),
         )
     if profile.spaces.action.kind != "discrete" or not profile.sparse or size > LARGEST_STATE:
         return profile
@@ -371,6 +372,8 @@ class ObservedNumber(NamedTuple):
     """The distance of the mean from 0."""
     middle: float
     """The range of the middle half of its values."""
+    most: float
+    """The range of the middle 90% of its values."""
 
 
 def _observed_numbers(

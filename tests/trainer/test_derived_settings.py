@@ -197,12 +197,12 @@ def test_observations_in_small_units_or_far_from_0_are_seen() -> None:
 def test_rare_extreme_values_are_compressed() -> None:
     """For baselines too. Not beside a number far from 0, whose changes that would hide."""
     key = "agent.timestep_encoder.symlog"
-    heavy = make_profile(DENSE, heaviest_tail=50.0)
+    heavy = make_profile(DENSE, heaviest_tail=6.0)
     assert derived(heavy)[key] is True
     of_bc = derive_settings(heavy, recipe("bc").replace(dataset="made"))
     assert {d.key: d.value for d in of_bc}[key] is True
     for other in (
-        make_profile(DENSE, heaviest_tail=15.0),
+        make_profile(DENSE, heaviest_tail=4.0),
         dataclasses.replace(heavy, farthest=1e3),
     ):
         assert key not in derived(other)
@@ -248,9 +248,9 @@ def test_the_smallest_deviation_is_of_numbers_that_change_often(service, monkeyp
         assert found(1e-3).farthest == pytest.approx(5.0 / 1e-3, rel=0.3)
         assert found(3.0).smallest_std == pytest.approx(0.5, rel=0.3)
         assert found(3.0).farthest == pytest.approx(5.0 / 3.0, rel=0.5)
-        assert 0.5 < found(3.0).heaviest_tail < 1.2
+        assert 0.2 < found(3.0).heaviest_tail < 0.5
         extreme = found(3.0, sentinel=-1e6)
-        assert extreme.heaviest_tail == pytest.approx(1e5 / 4.0, rel=0.5)
+        assert extreme.heaviest_tail == pytest.approx(1e5 / 9.9, rel=0.5)
         assert extreme.smallest_std == pytest.approx(0.5, rel=0.3)
         monkeypatch.setattr(dataset_profile, "OBSERVED_STEPS", 50)  # every second step
         assert found(1e-3).smallest_std == pytest.approx(1e-3, rel=0.4)
