@@ -9,7 +9,8 @@ Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: M
                numbers stored as floats: only with `?action=discrete:N`, since a robot may move
                by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
                (as in D4RL), else per dimension the largest magnitude rounded up to 1, 2, 3 or
-               5 × 10^k; `?action_low=&action_high=` set them
+               5 × 10^k; where the values fill less than 3% of that, their own range (a warning
+               says so); `?action_low=&action_high=` set them
 Infos          a Box without bounds, in the file's own type
 
 An existing dataset's spec takes precedence: arrays are cast to it, or refused with their name. An
@@ -40,6 +41,9 @@ from stepwell.spaces import (
 MAX_DISCRETE = 100_000
 MOST_STATES = 4096
 """Integers [N] up to here are taken for states: each becomes an input of its own."""
+FILLED = 0.03
+"""Guessed symmetric bounds are too wide if the actions fill a smaller share of them: a policy's
+outputs are scaled to the bounds, so it could hardly tell such actions apart."""
 
 
 def choose_spec(
@@ -65,7 +69,7 @@ def choose_spec(
     every = [obs] if next_obs is None else [obs, next_obs]
     return EnvSpec.of(
         _observation_space(every, metadata.get("discrete_observations"), options, warnings),
-        _action_space(actions, options),
+        _action_space(actions, options, warnings),
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
     )
@@ -191,7 +195,7 @@ def _observation_space(
     return Box(shape, dtype)
 
 
-def _action_space(actions: Array, options: ImportOptions) -> Space:
+def _action_space(actions: Array, options: ImportOptions, warnings: list[str]) -> Space:
     kind, _, count = options.action.partition(":")
     if kind == "discrete":
         return Discrete(_count("action", count))
@@ -199,8 +203,8 @@ def _action_space(actions: Array, options: ImportOptions) -> Space:
         raise ImportRefused("?action=", expected="box or discrete:N", got=options.action[:50])
     if actions.dtype.kind in "iu" and kind == "":
         return _whole(actions)
-    shape = actions.shape[1:] or (1,)
-    return Box(shape, "float32", *_bounds(actions.reshape(len(actions), -1), options))
+    shape, flat = actions.shape[1:] or (1,), actions.reshape(len(actions), -1)
+    return Box(shape, "float32", *_bounds(flat, options, warnings))
 
 
 def _count(option: str, text: str) -> int:
@@ -225,7 +229,7 @@ def _whole(actions: Array) -> Space:
     return MultiDiscrete(tuple(int(n) + 1 for n in high))
 
 
-def _bounds(flat: Array, options: ImportOptions) -> tuple[Any, Any]:
+def _bounds(flat: Array, options: ImportOptions, warnings: list[str]) -> tuple[Any, Any]:
     size = flat.shape[1]
     given = []
     for name, values in (("action_low", options.action_low), ("action_high", options.action_high)):
@@ -234,12 +238,16 @@ def _bounds(flat: Array, options: ImportOptions) -> tuple[Any, Any]:
         given.append(values[0] if len(values) == 1 else values)
     if not np.isfinite(flat).all():
         raise ImportRefused("actions has invalid numbers", expected="finite", got="NaN or infinite")
-    reach = np.abs(flat).max(axis=0)
-    if float(reach.max()) <= 1.0:
-        low, high = [-1.0] * size, [1.0] * size
-    else:
-        high = [_nice(float(x)) for x in reach]
-        low = [-x for x in high]
+    least, most = (found.astype(np.float32) for found in (flat.min(axis=0), flat.max(axis=0)))
+    high = [_nice(float(x)) for x in np.maximum(np.abs(least), np.abs(most))]
+    low = [-x for x in high]
+    for i in range(size) if given == [(), ()] else ():
+        if 0.0 < (share := (most[i] - least[i]) / (high[i] - low[i])) < FILLED:
+            warnings.append(
+                f"actions[{i}] fill {share:.2g} of ±{high[i]:g}: their own range is their bounds, "
+                f"{least[i]:.6g} … {most[i]:.6g}; others: ?action_low=&action_high="
+            )
+            low[i], high[i] = float(least[i]), float(most[i])
     chosen = [
         bound if bound != () else (guess[0] if len(set(guess)) == 1 else tuple(guess))
         for bound, guess in zip(given, (low, high), strict=True)

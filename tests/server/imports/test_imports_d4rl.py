@@ -250,6 +250,30 @@ def test_bounds_of_actions(read: Read) -> None:
         read(arrays, action_high=(0.5,))
 
 
+def test_actions_that_fill_little_of_symmetric_bounds_have_bounds_of_their_own(read: Read) -> None:
+    """Tiny ones, or ones far from 0. Not a constant one, nor where bounds are given."""
+    arrays = table(10, terminals=[9])
+    tiny, far = np.linspace(-1e-3, 2e-3, 10), np.linspace(290.0, 310.0, 10)
+    arrays["actions"] = np.stack([tiny, far, np.zeros(10), np.linspace(-0.3, 0.3, 10)], 1)
+    data, made = read(arrays)
+    assert data.spec.actions["action"] == Box(
+        (4,),
+        "float32",
+        (float(np.float32(-1e-3)), 290.0, -1.0, -1.0),
+        (float(np.float32(2e-3)), 310.0, 1.0, 1.0),
+    )
+    assert made[0].actions["action"][:, 1].max() == 310.0
+    said = [warning for warning in data.warnings if "action_low" in warning]
+    assert said == [
+        "actions[0] fill 0.0015 of ±1: their own range is their bounds, -0.001 … 0.002; others: "
+        "?action_low=&action_high=",
+        "actions[1] fill 0.02 of ±500: their own range is their bounds, 290 … 310; others: "
+        "?action_low=&action_high=",
+    ]
+    given = read(arrays, action_high=(400.0,))[0].spec.actions["action"]
+    assert given == Box((4,), "float32", (-1.0, -500.0, -1.0, -1.0), 400.0)
+
+
 def test_images_and_scalars_as_observations(read: Read) -> None:
     arrays = table(6, terminals=[5])
     arrays["observations"] = np.random.default_rng(0).integers(0, 255, (6, 4, 5, 3), np.uint8)
