@@ -44,6 +44,8 @@ MOST_STATES = 4096
 FILLED = 0.03
 """Guessed symmetric bounds are too wide if the actions fill a smaller share of them: a policy's
 outputs are scaled to the bounds, so it could hardly tell such actions apart."""
+USUAL = (0.001, 0.999)
+"""Quantiles between which actions are usual."""
 
 
 def choose_spec(
@@ -242,12 +244,20 @@ def _bounds(flat: Array, options: ImportOptions, warnings: list[str]) -> tuple[A
     high = [_nice(float(x)) for x in np.maximum(np.abs(least), np.abs(most))]
     low = [-x for x in high]
     for i in range(size) if given == [(), ()] else ():
-        if 0.0 < (share := (most[i] - least[i]) / (high[i] - low[i])) < FILLED:
+        column, width = flat[:, i], high[i] - low[i]
+        if 0.0 < (share := (most[i] - least[i]) / width) < FILLED:
             warnings.append(
                 f"actions[{i}] fill {share:.2g} of ±{high[i]:g}: their own range is their bounds, "
                 f"{least[i]:.6g} … {most[i]:.6g}; others: ?action_low=&action_high="
             )
             low[i], high[i] = float(least[i]), float(most[i])
+        elif 0.0 < (share := np.ptp(np.quantile(column, USUAL)) / width) < FILLED:
+            row = int(np.abs(column).argmax())
+            warnings.append(
+                f"actions[{i}] are within {share:.2g} of ±{high[i]:g} in nearly all rows, so a "
+                f"policy could hardly tell them apart: extreme ones set the bounds (row {row}: "
+                f"{column[row]:.6g}). Are these mistakes? Then repair or remove them"
+            )
     chosen = [
         bound if bound != () else (guess[0] if len(set(guess)) == 1 else tuple(guess))
         for bound, guess in zip(given, (low, high), strict=True)

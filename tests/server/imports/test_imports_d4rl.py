@@ -274,6 +274,21 @@ def test_actions_that_fill_little_of_symmetric_bounds_have_bounds_of_their_own(r
     assert given == Box((4,), "float32", (-1.0, -500.0, -1.0, -1.0), 400.0)
 
 
+def test_extreme_actions_that_set_the_bounds_are_told(read: Read) -> None:
+    arrays = table(3000, terminals=[2999])
+    arrays["actions"] = np.random.default_rng(0).uniform(-2.0, 2.0, (3000, 2)).astype(np.float32)
+    assert not any("bounds" in warning for warning in read(arrays)[0].warnings)
+    arrays["actions"][777, 1] = -1e4
+    data, _ = read(arrays)
+    assert data.spec.actions["action"] == Box((2,), "float32", (-2.0, -1e4), (2.0, 1e4))
+    (said,) = [warning for warning in data.warnings if "bounds" in warning]
+    assert said == (
+        "actions[1] are within 0.0002 of ±10000 in nearly all rows, so a policy could hardly tell "
+        "them apart: extreme ones set the bounds (row 777: -10000). Are these mistakes? Then "
+        "repair or remove them"
+    )
+
+
 def test_images_and_scalars_as_observations(read: Read) -> None:
     arrays = table(6, terminals=[5])
     arrays["observations"] = np.random.default_rng(0).integers(0, 255, (6, 4, 5, 3), np.uint8)
