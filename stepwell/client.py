@@ -218,9 +218,11 @@ class Client(Transport):
         body = request(messages.PatchDataset, capacity=capacity, description=description, tags=tags)
         return self.ask(Dataset, "PATCH", route("datasets", name), body=body)
 
-    def delete_dataset(self, name: str) -> None:
-        """Remove a dataset. Raises `Conflict` while protected trajectories are in it."""
-        self.call("DELETE", route("datasets", name), idempotent=False)
+    def delete_dataset(self, name: str, *, protected: bool = False) -> None:
+        """Remove a dataset. Raises `Conflict` if protected trajectories are in it, unless
+        `protected`, which removes these, too."""
+        params = {"protected": "true"} if protected else {}
+        self.call("DELETE", route("datasets", name), idempotent=False, params=params)
         self._specs.pop(name, None)
 
     def flush(self, name: str) -> messages.FlushResult:

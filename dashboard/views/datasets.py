@@ -329,11 +329,17 @@ def _manage(dataset: Any) -> None:
         _protect(dataset)
         if st.button("Seal now", key="seal", help="Make everything visible in SQL `steps`"):
             components.attempt(lambda: api.client().flush(dataset.name), "sealed")
+        held = formatting.pluralize(
+            dataset.protected.trajectories, "protected trajectory", "protected trajectories"
+        )
+        protected = bool(dataset.protected.trajectories) and st.checkbox(
+            f"When deleting the dataset, delete its {held}, too", key="delete_dataset_protected"
+        )
         components.confirm_delete(
             "dataset",
             dataset.name,
             "delete_dataset",
-            lambda: api.client().delete_dataset(dataset.name),
+            lambda: api.client().delete_dataset(dataset.name, protected=protected),
         )
 
 

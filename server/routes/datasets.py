@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
 from server.index.tables import (
     ALIVE,
+    audit,
     consumers,
     datasets,
     partition_stats,
@@ -87,8 +89,15 @@ def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset
 
 
 @router.delete("/{name}", status_code=204)
-def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
-    """Delete a dataset; 409 while it holds protected trajectories."""
+def delete_dataset(
+    service: ServiceDep,
+    name: str,
+    caller: Caller,
+    protected: Annotated[
+        bool, Query(description="also its protected trajectories; each is in the audit log")
+    ] = False,
+) -> None:
+    """Delete a dataset; 409 if it holds protected trajectories, unless `?protected=true`."""
     # Its shards are retired, not unlinked: a leased snapshot keeps what it needs.
     db = service.db
     service.ingest.flush(name)
@@ -96,17 +105,17 @@ def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
     with service.ingest.sealer.lock, db.write() as connection:
         t = trajectories.c
         pk = find_pk(connection, datasets, name)
-        protected = connection.execute(
-            sa.select(sa.func.count()).where(t.dataset_pk == pk, t.partition == "protected")
-        ).scalar_one()
+        guarded = sa.and_(t.dataset_pk == pk, t.partition == "protected")
         if protected:
+            _demote(connection, guarded, caller, name)
+        elif held := connection.scalar(sa.select(sa.func.count()).where(guarded)):
             raise ProblemError(
                 409,
                 "protected",
-                f"dataset {name!r} holds protected trajectories; an admin demotes them first"
-                " (POST /v1/trajectories/{id}/demote)",
+                f"dataset {name!r} holds protected trajectories; to delete these, too: "
+                f"stepwell datasets delete {name} --yes --protected (?protected=true)",
                 expected="no protected trajectories",
-                got=protected,
+                got=held,
             )
         connection.execute(sa.delete(trajectories).where(t.dataset_pk == pk))
         for table in (partition_stats, tombstones, consumers):
@@ -124,6 +133,16 @@ def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
         write_audit(connection, caller, "dataset.delete", name)
         next_epoch(connection)
     service.ingest.registry.forget(name)
+
+
+def _demote(connection: Connection, which: sa.ColumnElement[bool], caller: str, name: str) -> None:
+    """protected → fifo, each trajectory with its row of the audit log, which triggers ask for."""
+    columns = (audit.c.time, audit.c.who, audit.c.action, audit.c.subject, audit.c.detail)
+    values = sa.literal(time.time()), sa.literal(caller), sa.literal("demote"), trajectories.c.id
+    detail = sa.literal({"dataset": name, "reason": "dataset.delete"}, sa.JSON)
+    rows = sa.select(*values, detail).where(which)
+    connection.execute(sa.insert(audit).from_select([c.name for c in columns], rows))
+    connection.execute(sa.update(trajectories).where(which).values(partition="fifo"))
 
 
 @router.post("/{name}/flush")

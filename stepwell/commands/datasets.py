@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     delete = common.add_action(actions, "delete", delete_dataset, "remove a dataset")
     delete.add_argument("--yes", action="store_true", help="confirm")
+    delete.add_argument("--protected", action="store_true",
+        help="also its protected trajectories, such as imported ones")  # fmt: skip
     for sub in (show, create, limit, ratio, delete):
         sub.add_argument("name")
     ratio.add_argument("run", nargs="?", help="the trainer's run, to change its ratio")
@@ -157,7 +159,7 @@ def delete_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
         count = dataset.fifo.trajectories + dataset.protected.trajectories
         trajectories = pluralize(count, "trajectory", "trajectories")
         raise InvalidData(f"this removes {args.name} and its {trajectories}; add --yes to do it")
-    client.delete_dataset(args.name)
+    client.delete_dataset(args.name, protected=args.protected)
     return {"removed": args.name}, lambda: print(f"removed {args.name}")
 
 

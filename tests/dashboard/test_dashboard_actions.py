@@ -144,6 +144,11 @@ def test_what_is_protected_cannot_be_deleted_by_accident(
     drawn.button(key="delete_dataset_go").click().run()
     assert "protected" in drawn.error[0].value
     assert client.dataset(dataset).protected.trajectories == 1
+    drawn.checkbox(key="delete_dataset_protected").check()
+    drawn.text_input(key="delete_dataset_name").set_value(dataset)
+    drawn.button(key="delete_dataset_go").click().run()
+    with pytest.raises(NotFound):
+        client.dataset(dataset)
 
 
 def test_label_one_trajectory(service, client: Client, dataset: str, page: Page) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from server.index.tables import audit
 from server.ingest import pipeline
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
@@ -140,6 +142,28 @@ def test_a_dataset_is_deleted_with_its_trajectories_unless_some_are_protected(li
     assert live.http.delete("/v1/datasets/d").status_code == 404
     live.create()  # the name is free again, and so are the ids
     assert live.post([other]) == [("stored", 1)]
+
+
+def test_a_dataset_is_deleted_with_its_protected_trajectories_if_that_is_said(live: Any) -> None:
+    """All of it at once, and each of them in the audit log; those of other datasets stay."""
+    live.create()
+    kept = [make_trajectory(SPEC, seed=seed) for seed in range(3)]
+    live.post(kept, partition="protected")
+    live.post([make_trajectory(SPEC, seed=9)])
+    live.create("e")
+    live.post([other := make_trajectory(SPEC, seed=4)], name="e", partition="protected")
+    refused = live.http.delete("/v1/datasets/d", params={"protected": "false"})
+    assert refused.status_code == 409 and "stepwell datasets delete d" in refused.json()["detail"]
+    assert live.http.delete("/v1/datasets/d", params={"protected": "true"}).status_code == 204
+    assert live.http.get("/v1/datasets/d").status_code == 404
+    assert live.http.get(f"/v1/trajectories/{other.id}").json()["partition"] == "protected"
+    with live.service.db.read() as connection:
+        rows = connection.execute(
+            sa.select(audit.c.subject).where(audit.c.action == "demote")
+        ).scalars()
+        assert sorted(rows) == sorted(t.id for t in kept)
+    live.create()
+    assert live.post(kept, partition="protected") == [("stored", 1), ("stored", 2), ("stored", 3)]
 
 
 def test_a_post_to_a_deleted_dataset_never_reaches_the_next_of_its_name(
