@@ -18,6 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS
 
 SQUARE, BLOCK = 6, 4
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
@@ -37,9 +38,9 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
     is 1 if all touches were right, else 0.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = RENDERS
 
-    def __init__(self, colours: int = 2, steps: int = 5, render_mode: None = None) -> None:
+    def __init__(self, colours: int = 2, steps: int = 5, render_mode: str | None = None) -> None:
         require(2 <= colours <= len(COLOURS), "colours", f"2 … {len(COLOURS)}", colours)
         require(steps >= 1, "steps", "at least 1", steps)
         self.colours, self.steps = colours, steps
@@ -53,6 +54,7 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
         )
         self.action_space = spaces.Discrete(colours)
         self._t, self._right, self._wanted = steps, 0, 0
+        self._image = np.zeros((SQUARE, SQUARE * colours, 3), np.uint8)
         self._mission = np.zeros(LONGEST, np.int64)
         self._colour_of = np.arange(colours)
 
@@ -86,6 +88,13 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
         info = {"log/success": float(self._right == self.steps)} if over else {}
         return self._observe(), float(right), over, False, info
 
+    def render(self) -> NDArray[np.uint8] | None:
+        """The mission's colour and the image, enlarged, with render_mode "rgb_array"."""
+        mission = np.full((SQUARE, SQUARE, 3), self.wanted_colour, np.uint8)
+        line = np.full((SQUARE, 1, 3), 255, np.uint8)
+        picture = np.concatenate([mission, line, self._image], 1)
+        return picture.repeat(16, 0).repeat(16, 1) if self.render_mode == "rgb_array" else None
+
     def _observe(self) -> Observation:
         """Draw the next image: the order of the colours, and each block's place in its square."""
         self._colour_of = self.np_random.permutation(self.colours)
@@ -94,6 +103,7 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
             row, column = self.np_random.integers(SQUARE - BLOCK + 1, size=2)
             column += SQUARE * square
             image[row : row + BLOCK, column : column + BLOCK] = list(COLOURS.values())[colour]
+        self._image = image
         left = np.array([1.0 - self._t / self.steps], np.float32)
         return {"image": image, "mission": self._mission.copy(), "left": left}
 
@@ -105,10 +115,10 @@ class FindBlockImage(gymnasium.Env[NDArray[np.uint8], np.int64]):
     colour; the blocks follow. The rest is as in FindBlock, which is `inner`.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = RENDERS
 
-    def __init__(self, colours: int = 2, steps: int = 5, render_mode: None = None) -> None:
-        self.inner = FindBlock(colours, steps)
+    def __init__(self, colours: int = 2, steps: int = 5, render_mode: str | None = None) -> None:
+        self.inner = FindBlock(colours, steps, render_mode)
         self.render_mode = render_mode
         shape = (SQUARE, SQUARE * (colours + 1), 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -126,6 +136,10 @@ class FindBlockImage(gymnasium.Env[NDArray[np.uint8], np.int64]):
         image = self._with_mission(obs)
         # Black after the end: there are so few images that it could look like the next start.
         return image * np.uint8(not terminated), reward, terminated, truncated, info
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """As FindBlock draws it."""
+        return self.inner.render()
 
     def _with_mission(self, obs: Observation) -> NDArray[np.uint8]:
         mission = np.zeros((SQUARE, SQUARE, 3), np.uint8)

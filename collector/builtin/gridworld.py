@@ -17,21 +17,22 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 RIGHT, DOWN, LEFT, UP = range(4)
 _MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])
 
 
-class Gridworld(gymnasium.Env[NDArray[np.float32], np.int64]):
+class Gridworld(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
     """Walk from a random cell to the bottom right corner within `limit` steps.
 
     Observation: float32 (2,). Actions: Discrete(4). `info["log/success"]` is 1 or 0 at the last
     step. Every cell is within `limit` steps of the goal.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = RENDERS
 
-    def __init__(self, size: int = 7, limit: int = 30, render_mode: None = None) -> None:
+    def __init__(self, size: int = 7, limit: int = 30, render_mode: str | None = None) -> None:
         require(size >= 2, "size", "at least 2", size)
         require(limit >= 2 * (size - 1), "limit", f"at least {2 * (size - 1)}", limit)
         self.size, self.limit = size, limit
@@ -61,6 +62,12 @@ class Gridworld(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._over = success or truncated
         info = {"log/success": float(success)} if self._over else {}
         return self._observe(), float(success), success, truncated, info
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`."""
+        last = self.size - 1
+        rows = put(["." * self.size] * self.size, (last, last), "G")
+        return put(rows, (int(self._cell[0]), int(self._cell[1])), "A")
 
     def _observe(self) -> NDArray[np.float32]:
         return (2.0 * self._cell / (self.size - 1) - 1.0).astype(np.float32)

@@ -19,15 +19,16 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
 
 
-class DarkKeyDoor(gymnasium.Env[NDArray[np.float32], np.int64]):
+class DarkKeyDoor(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
     """A room of size x size cells. `start`, `key` and `door` fix cells; default: random per
     episode. `info["log/doors"]` is the number of doors reached, at the last step."""
 
-    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
+    metadata: dict[str, Any] = {**RENDERS, "partially_observable": True}
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class DarkKeyDoor(gymnasium.Env[NDArray[np.float32], np.int64]):
         start: tuple[int, int] | None = None,
         key: tuple[int, int] | None = None,
         door: tuple[int, int] | None = None,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         for name, number in (("size", size), ("limit", limit), ("horizon", horizon)):
             require(number >= 1, name, "at least 1", number)
@@ -104,6 +105,13 @@ class DarkKeyDoor(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _begin_attempt(self) -> None:
         self._place, self._has_key, self._time, self._over = self.start, False, 0, False
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: x to the right, y down; the key disappears when it is taken."""
+        rows = put(["." * self.size] * self.size, self.start[::-1], "S")
+        rows = put(rows, self.door[::-1], "D")
+        rows = rows if self._has_key else put(rows, self.key[::-1], "K")
+        return put(rows, self._place[::-1], "A")
 
     def _observe(self) -> NDArray[np.float32]:
         cells = [self._place] if self.dark else [self._place, self.door, self.key]

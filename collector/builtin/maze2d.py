@@ -18,18 +18,19 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 Cell = tuple[int, int]
 GOALS: dict[str, Cell] = {"UMaze": (3, 1), "Medium": (6, 6), "Large": (7, 10)}
 RADIUS = 0.5
 
 
-class Maze2d(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+class Maze2d(DrawsMap, gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     """One of PointMaze's mazes with a fixed goal. The episode's limit is registered with it."""
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = RENDERS
 
-    def __init__(self, maze: str = "Medium", render_mode: None = None) -> None:
+    def __init__(self, maze: str = "Medium", render_mode: str | None = None) -> None:
         require(maze in GOALS, "maze", ", ".join(GOALS), maze)
         try:
             import gymnasium_robotics
@@ -65,12 +66,14 @@ class Maze2d(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         super().reset(seed=seed, options=options)
         options = {"goal_cell": np.array(self.goal_cell)}
         obs, _ = self._point.reset(seed=seed, options=options)
-        return obs["observation"].astype(np.float32), {}
+        self._observation = obs["observation"].astype(np.float32)
+        return self._observation.copy(), {}
 
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         obs = self._point.step(action)[0]["observation"].astype(np.float32)
+        self._observation = obs.copy()
         return obs, self.reward(obs), False, False, {}
 
     def reward(self, observation: NDArray[np.float32]) -> float:
@@ -82,6 +85,13 @@ class Maze2d(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         """The cell of the observed position."""
         i, j = self._point.maze.cell_xy_to_rowcol(observation[:2])
         return int(i), int(j)
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: the cell of the point; the goal is the middle of its cell."""
+        rows = [
+            "".join("#" if cell == 1 else "." for cell in row) for row in self._point.maze.maze_map
+        ]
+        return put(put(rows, self.goal_cell, "G"), self.cell(self._observation), "A")
 
     def close(self) -> None:
         self._point.close()

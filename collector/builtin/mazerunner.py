@@ -21,6 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 WEST, NORTH, EAST, SOUTH, STAY = range(5)
 _MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
@@ -31,7 +32,7 @@ Cell = tuple[int, int]
 Observation = dict[str, NDArray[Any]]
 
 
-class MazeRunner(gymnasium.Env[Observation, np.int64]):
+class MazeRunner(DrawsMap, gymnasium.Env[Observation, np.int64]):
     """A `size` x `size` maze with `min_goals` … `max_goals` goals and a time limit.
 
     Observation: a Dict of `observation` float32 (7,), `goals` int16 (max_goals, 2) and `achieved`
@@ -50,7 +51,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
     `hide_plan` shows only the active goal, in the last row (as hide_plan of the relabelers).
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
+    metadata: dict[str, Any] = {**RENDERS, "roles": {"achieved": "relabel"}}
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         shuffle_actions: bool = False,
         maze_seed: int | None = None,
         hide_plan: bool = False,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         require(size >= 7 and size % 2 == 1, "size", "an odd number from 7 up", size)
         fine, got = 1 <= min_goals <= max_goals, f"{min_goals}, {max_goals}"
@@ -128,6 +129,13 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
             share = self._reached / len(self.goals)
             info = {"log/success": float(success), "log/goals": share}
         return self._observe(), reward, terminated, False, info
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: the active goal, and paler the others."""
+        rows = ["".join("#" if wall else "." for wall in row) for row in self.walls]
+        for goal in self.goals:
+            rows = put(rows, goal, "G" if goal == self.active else "g")
+        return put(rows, self.position, "A")
 
     def _observe(self) -> Observation:
         i, j = self.position

@@ -20,6 +20,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 STAY = 0
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -31,7 +32,7 @@ SWAP, CRACK, BLUR = 0.5, 0.33, 0.25
 a hole when it is left, and, for each coordinate, that it is observed one off."""
 
 
-class MetaFrozenLake(gymnasium.Env[NDArray[np.float32], np.int64]):
+class MetaFrozenLake(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
     """Several attempts to cross a hidden map.
 
     Args:
@@ -46,7 +47,7 @@ class MetaFrozenLake(gymnasium.Env[NDArray[np.float32], np.int64]):
     `info["log/success_K"]` is 1 or 0 at the end of attempt K.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
+    metadata: dict[str, Any] = {**RENDERS, "partially_observable": True}
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class MetaFrozenLake(gymnasium.Env[NDArray[np.float32], np.int64]):
         hard: bool = False,
         recover: bool = False,
         show_attempt: bool = True,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         require(size >= 2, "size", "at least 2", size)
         require(attempts >= 1, "attempts", "at least 1", attempts)
@@ -115,6 +116,15 @@ class MetaFrozenLake(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _begin_attempt(self) -> None:
         self._active = self.map.copy()
         self._x = self._y = self._time = 0
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: rows are x, as in the map; below, a cell for each attempt, G for those
+        that are over."""
+        rows = ["".join(row).replace("F", ".").replace("H", "O") for row in self._active]
+        rows = put(rows, (self._x, self._y), "A")
+        over = "g" * self._attempt + "." * (self.attempts - self._attempt)
+        width = max(self.size, self.attempts)
+        return [row.ljust(width, "#") for row in (*rows, "#" * width, over)]
 
     def _observe(self, begins: bool = False) -> NDArray[np.float32]:
         place = [self._x, self._y]

@@ -23,7 +23,7 @@ class Modified(gymnasium.Env[Any, Any]):
     `full_observation` its last observation.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class Modified(gymnasium.Env[Any, Any]):
         hide: Sequence[int] = (),
         observation_scale: float = 1.0,
         observation_shift: float = 0.0,
-        render_mode: None = None,
+        render_mode: str | None = None,
         **env_args: Any,
     ) -> None:
         require(reward_scale > 0, "reward_scale", "above 0", reward_scale)
         require(observation_scale > 0, "observation_scale", "above 0", observation_scale)
         self.inner: gymnasium.Env[Any, Any] = gymnasium.make(
-            env, disable_env_checker=True, **env_args
+            env, disable_env_checker=True, render_mode=render_mode, **env_args
         )
-        self.metadata = {**self.inner.metadata, **self.metadata}
+        self.metadata = dict(self.inner.metadata)
         self.reward_scale, self.constant_action = reward_scale, constant_action
         self.render_mode = render_mode
         self.observation_space = self.inner.observation_space
@@ -101,6 +101,9 @@ class Modified(gymnasium.Env[Any, Any]):
 
     def _other_units(self, x: Any) -> Any:
         return (x * self._scale + self._shift).astype(x.dtype)
+
+    def render(self) -> Any:
+        return self.inner.render()
 
     def close(self) -> None:
         self.inner.close()

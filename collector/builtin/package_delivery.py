@@ -20,18 +20,19 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 STAY, FORWARD, BACK, DELIVER, FIRST_ROAD = range(5)
 ROADS = 4
 
 
-class PackageDelivery(gymnasium.Env[NDArray[np.float32], np.int64]):
+class PackageDelivery(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
     """`packages` are to be carried along `length` cells with `forks` forks at random places.
 
     `info["log/delivered"]` is the number of delivered packages, at the last step.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
+    metadata: dict[str, Any] = {**RENDERS, "partially_observable": True}
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class PackageDelivery(gymnasium.Env[NDArray[np.float32], np.int64]):
         forks: int = 3,
         packages: int = 4,
         limit: int = 180,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         require(length >= 2, "length", "at least 2", length)
         require(1 <= forks < length, "forks", f"1 to {length - 1}", forks)
@@ -84,6 +85,16 @@ class PackageDelivery(gymnasium.Env[NDArray[np.float32], np.int64]):
         over = self._left == 0 or self._time >= self.limit
         info = {"log/delivered": float(self._delivered)} if over else {}
         return self._observe(), reward, over, False, info
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: the road with its forks as doors, and below a key for each package that
+        is left."""
+        road = put(["." * (self.length + 1)], (0, self.length), "G")
+        for fork in self.forks:
+            road = put(road, (0, fork), "D")
+        width = max(self.length + 1, self.packages)
+        left = "K" * self._left
+        return [row.ljust(width, "#") for row in (*put(road, (0, self._place), "A"), left)]
 
     def _observe(self) -> NDArray[np.float32]:
         left = self._left / self.packages

@@ -24,12 +24,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.checks import require, require_step
+from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 RIGHT, UP, LEFT, DOWN = range(4)
 _MOVES = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
 
 
-class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
+class TMazePassive(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
     """A corridor of `corridor_length` moves to the right, then one move up or down.
 
     Observation: float32 (2,): [1 if at the junction or in an arm else 0, y]. The first observation
@@ -45,7 +46,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     `info["log/success"]` is 1 or 0 at the last step.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
+    metadata: dict[str, Any] = {**RENDERS, "partially_observable": True}
     cue_distance: ClassVar[int] = 0
     """Steps from the start to the cue."""
 
@@ -54,7 +55,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
         corridor_length: int = 20,
         penalty: float | None = None,
         goal_reward: float = 1.0,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         require(corridor_length >= 1, "corridor_length", "at least 1", corridor_length)
         self.corridor_length = corridor_length
@@ -97,6 +98,16 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
         in_arm = x == self._junction and abs(y) == 1
         if in_corridor or in_arm:
             self._x, self._y = x, y
+
+    def draw(self) -> list[str]:
+        """`DrawsMap.draw`: the arms above and below the junction, and the cue in a corner above or
+        below its place, where the agent does not see it."""
+        length = self._junction + 1
+        wall = "#" * (length - 1)
+        rows = [wall + ("G" if self._goal_y == y else ".") for y in (1, -1)]
+        rows = ["#" * length, rows[0], "." * length, rows[1], "#" * length]
+        rows = put(rows, (2 - self._goal_y, 0), "?")
+        return put(rows, (2 - self._y, self._x), "A")
 
     def _observe(self) -> NDArray[np.float32]:
         if self._x == 0 and not self._cue_seen:

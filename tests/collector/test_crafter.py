@@ -400,3 +400,16 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     with pytest.raises(EnvError, match=r"not installed: .*pip install 'stepwell\[crafter\]'$"):
         make_by_name(CRAFTER_ID)
     make_by_name("stepwell/MazeRunner-v0")
+
+
+def test_a_video_shows_what_a_human_player_sees() -> None:
+    """And drawing it changes nothing."""
+    first, second = (
+        gymnasium.make(CRAFTER_ID, area=16, time_limit=50, render_mode=mode)
+        for mode in ("rgb_array", None)
+    )
+    seen = [env.reset(seed=2)[0] for env in (first, second)]
+    for action in (1, 1, 3, 5, 0):
+        assert np.asarray(first.render()).shape == (384, 384, 3) and second.render() is None
+        seen = [env.step(action)[0] for env in (first, second)]
+    assert all(np.array_equal(seen[0][key], seen[1][key]) for key in seen[0])

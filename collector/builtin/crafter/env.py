@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 from collector.builtin.checks import require, require_step
 from collector.builtin.crafter import goals as asked
 from collector.builtin.crafter.goals import COMPLETED, NOTHING, WIDTH, Goal
+from collector.builtin.drawing import RENDERS
 
 View = Literal["textures", "crop", "render"]
 Observation = dict[str, NDArray[Any]]
 CROPPED = 48
 """Rows of the rendered image that show the map."""
+ENLARGED = 6
+"""Pixels of a frame of `render()` for each of the game's."""
 LATEST = 2**31 - 1
 
 
@@ -67,7 +70,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         hide_plan: show only the active goal, in the last row (as hide_plan of the relabelers).
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
+    metadata: dict[str, Any] = {**RENDERS, "roles": {"achieved": "relabel"}}
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         area: int = 64,
         world_seed: int | None = None,
         hide_plan: bool = False,
-        render_mode: None = None,
+        render_mode: str | None = None,
     ) -> None:
         try:
             from collector.builtin.crafter import world
@@ -216,6 +219,12 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
             if verb == "place" and there:
                 found.append(asked.located(what, there))
         return [goal for goal in found if not self._known or goal in self._known]
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The map and the inventory as a human player sees them, with render_mode "rgb_array"."""
+        if self.render_mode != "rgb_array":
+            return None
+        return self._world.picture().repeat(ENLARGED, 0).repeat(ENLARGED, 1)
 
     def _observe(self, achieved: list[Goal]) -> Observation:
         sets = np.full((3, WIDTH), NOTHING, np.int16)
