@@ -84,6 +84,19 @@ def test_the_order_never_changes_between_versions():
     assert rows(sampler.batch(2)) == GOLDEN
 
 
+def test_growing_data_tell_how_stale_a_batch_is():
+    """By the steps of the same component that were stored later; of data that do not grow nothing
+    is told."""
+    manifest = manifest_of(LENGTHS, **MIXTURE)
+    assert manifest.later_steps.tolist() == [314, 74, 41, 250, 40, 0, 0]
+    growing = WindowSampler(manifest, DataConfig(batch=8, window=4, refresh_every=10), 0)
+    told = [growing.metrics(step)["data/staleness"] for step in range(4)]
+    drawn = [growing.batch(step).trajectory for step in range(4)]
+    assert told == [manifest.later_steps[rows].mean() for rows in drawn] and len(set(told)) > 1
+    fixed = WindowSampler(manifest, DataConfig(batch=8, window=4), 0)
+    assert "data/staleness" not in fixed.metrics(0)
+
+
 def test_a_world_that_does_not_divide_the_batch_is_refused_by_name():
     with pytest.raises(SettingError, match=r"data\.batch.*32.*3 processes"):
         WindowSampler(manifest_of(LENGTHS), DataConfig(batch=32), 0, world=3)

@@ -140,8 +140,13 @@ class WindowSampler:
         return [float(share) for share in counts / self.config.batch]
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The checksum of a step's batch; of a mixture also the share of each component in it."""
+        """The checksum of a step's batch; of growing data also their staleness: how many steps
+        were stored after the sampled trajectories, on average; of a mixture the share of each
+        component in it."""
         values: dict[str, float] = {"data/sample_checksum": self.checksum(step)}
+        if self.config.refresh_every:
+            drawn = self.samples(step * self.config.batch, self.config.batch).trajectory
+            values["data/staleness"] = float(self.manifest.later_steps[drawn].mean())
         if len(self.members) > 1:
             values |= {f"data/share_{c}": share for c, share in enumerate(self.shares(step))}
         return values

@@ -93,6 +93,16 @@ class Manifest:
         """One row of each trajectory: several components of a mixture may have it."""
         return np.unique(self.ids, return_index=True)[1]
 
+    @cached_property
+    def later_steps(self) -> Ints:
+        """[n] how many steps of the same component were stored after each trajectory."""
+        later = np.empty(len(self), np.int64)
+        for component in range(len(self.shares)):
+            rows = np.flatnonzero(self.component == component)  # in the order of arrival
+            stored = self.length[rows].cumsum()
+            later[rows] = stored[-1:] - stored
+        return later
+
     def without(self, shards: Sequence[str]) -> Manifest:
         """The manifest without shards that cannot be read. Returns self if `shards` is empty."""
         bad = set(shards) & set(self.shards)
