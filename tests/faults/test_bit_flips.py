@@ -43,6 +43,8 @@ SEED = int(os.environ.get("STEPWELL_SEED", "11"))
 PLAIN, RICH = make_spec(observation=6, action=2), make_rich_spec()
 CONTENT = "select trajectory_id, count(*), bit_xor(hash(s)) from {} as s group by 1"
 TABLES = ("trajectories", "metrics", "runs", "policies", "datasets")
+ALONE = ("policy", "video", "snapshot")
+"""Kinds of files of which one is flipped at a time."""
 
 
 @dataclass
@@ -101,6 +103,11 @@ class World:
             "r", [MetricPoint(key="x", step=i, time=i, value=i / 3) for i in range(500)]
         )
         client.publish_policy("r", 1, random.Random(0).randbytes(1_500_000))
+        scores = {"returns": [1.0], "mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
+        scored = client.create_evaluation(policy="r/1", env="Made-v0", seeds=[0], **scores)
+        film = b"GIF89a" + random.Random(1).randbytes(1_500_000)
+        client.put_video(scored.id, 0, film, media_type="image/gif", total_reward=1.0, length=5)
+        self.video = f"evaluations/{scored.id}/videos/0"
         self.snapshot = client.create_snapshot(dataset="plain").id
         self.data = served.service.settings.data
         self.digests = {
@@ -109,7 +116,11 @@ class World:
             for item in client.trajectories(name, limit=1000).items
         }
         self.files = {p.stem: p.read_bytes() for p in self.data.glob("shards/*/*.parquet")}
-        self.policy = next(self.data.glob("policies/*")).read_bytes()
+        self.sent = {
+            "runs/r/policies/1": next(self.data.glob("policies/*")).read_bytes(),
+            self.video: next(self.data.glob("videos/*")).read_bytes(),
+        }
+        """What was sent as a file, by its place below /v1/."""
         self.manifest = client.manifest(self.snapshot)
         self.content = {name: self._content(client, name)[0] for name in ("plain", "rich")}
         self.tables = {table: self._table(client, table) for table in TABLES}
@@ -122,7 +133,8 @@ class World:
         whole = [self.judge_sql(client)]
         whole += [self.judge_shard(served.url, shard, rng) for shard in self.files]
         whole += [self.judge_steps(client, i, digest) for i, digest in self.digests.items()]
-        whole += [self.judge_policy(served.url, rng), self.judge_snapshot(client)]
+        whole += [self.judge_sent(served.url, place, rng) for place in self.sent]
+        whole.append(self.judge_snapshot(client))
         if trainer:
             whole.append(self.judge_trainer(client))
         return all(whole)
@@ -148,12 +160,13 @@ class World:
         assert whole is None or whole == truth
         return None not in (part, whole)
 
-    def judge_policy(self, url: str, rng: random.Random) -> bool:
-        first = rng.randrange(len(self.policy))
-        part = fetched(self.http, f"{url}/v1/runs/r/policies/1", {"range": f"bytes={first}-"})
-        assert part is None or part == self.policy[first:]
-        whole = fetched(self.http, f"{url}/v1/runs/r/policies/1")
-        assert whole is None or whole == self.policy
+    def judge_sent(self, url: str, place: str, rng: random.Random) -> bool:
+        truth = self.sent[place]
+        first = rng.randrange(len(truth))
+        part = fetched(self.http, f"{url}/v1/{place}", {"range": f"bytes={first}-"})
+        assert part is None or part == truth[first:]
+        whole = fetched(self.http, f"{url}/v1/{place}")
+        assert whole is None or whole == truth
         return None not in (part, whole)
 
     def judge_steps(self, client: Client, identity: str, digest: str) -> bool:
@@ -268,8 +281,8 @@ def flips_while_it_runs(
     """
     integrity = served.service.integrity
     shards = rng.sample(candidates(world, served, "shard"), 3)
-    others = {k: rng.choice(candidates(world, served, k)) for k in ("policy", "snapshot", "mirror")}
-    damaged = [*shards, others["policy"], others["snapshot"]]
+    others = {k: rng.choice(candidates(world, served, k)) for k in (*ALONE, "mirror")}
+    damaged = [*shards, *(others[kind] for kind in ALONE)]
     served.service.snapshots.cache.clear()  # from memory it would be right
     with ExitStack() as stack:
         for path in (*damaged, others["mirror"]):
@@ -281,7 +294,7 @@ def flips_while_it_runs(
     integrity.restore_quarantined()
     assert not integrity.quarantined
     yield from (("shard", "found") for _ in shards)
-    yield from ((kind, "found") for kind in ("policy", "snapshot"))
+    yield from ((kind, "found") for kind in ALONE)
     yield "mirror", "harmless" if others["mirror"] in in_mirror(served) else "healed"
     yield "segment", one_segment(served, rng)
 
@@ -290,8 +303,8 @@ def candidates(world: World, served: Served, kind: str) -> list[Path]:
     data = served.service.settings.data
     if kind == "shard":
         return sorted(p for p in data.glob("shards/*/*") if p.stem in world.files)
-    if kind == "policy":
-        return sorted(data.glob("policies/*"))
+    if kind in ("policy", "video"):
+        return sorted(data.glob({"policy": "policies/*", "video": "videos/*"}[kind]))
     if kind == "mirror":
         return in_mirror(served)
     with served.service.db.read() as connection:
@@ -356,10 +369,10 @@ def flips_while_it_is_stopped(
     served.client.delete_dataset(name)
     here = [p for p in copy.glob("shards/*/*") if p.stem in world.files]
     shards = rng.sample(sorted(here), 3)
-    policy = rng.choice(sorted(copy.glob("policies/*")))
+    files = [rng.choice(sorted(copy.glob(f"{folder}/*"))) for folder in ("policies", "videos")]
     snapshot = copy / "snapshots" / candidates(world, served, "snapshot")[0].name
     segment = max(copy.glob("segments/*"))
-    damaged = [*shards, policy, snapshot]
+    damaged = [*shards, *files, snapshot]
     with ExitStack() as stack:
         for path in (*damaged, segment):
             stack.enter_context(flipped(path, rng))
@@ -370,7 +383,7 @@ def flips_while_it_is_stopped(
         assert names - {segment.stem} == {path.stem for path in damaged}
     shutil.rmtree(copy)
     yield from (("shard", "found") for _ in shards)
-    yield from ((kind, "found") for kind in ("policy", "snapshot"))
+    yield from ((kind, "found") for kind in ALONE)
     yield "segment", outcome
 
 
