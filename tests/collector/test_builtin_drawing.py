@@ -53,6 +53,7 @@ def test_an_environment_draws_where_its_agent_is(name: str) -> None:
     found = set()
     for seed in range(5):
         env.reset(seed=seed)
+        env.action_space.seed(seed)
         for _ in range(4):
             assert "".join(rows(env)).count("A") == 1
             assert np.array_equal(env.render(), draw_map(env.draw()))
