@@ -42,7 +42,7 @@ FLIPS = int(os.environ.get("STEPWELL_FLIPS", "13"))
 SEED = int(os.environ.get("STEPWELL_SEED", "11"))
 PLAIN, RICH = make_spec(observation=6, action=2), make_rich_spec()
 CONTENT = "select trajectory_id, count(*), bit_xor(hash(s)) from {} as s group by 1"
-TABLES = ("trajectories", "metrics", "runs", "policies", "datasets")
+TABLES = ("trajectories", "metrics", "runs", "policies", "datasets", "evaluations", "videos")
 ALONE = ("policy", "video", "snapshot")
 """Kinds of files of which one is flipped at a time."""
 
