@@ -5,6 +5,7 @@ draw_map(["A..", ".#G"])  →  uint8 [2 x side, 3 x side, 3]     A the agent, # 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,14 +30,14 @@ SIDE, WIDTH = 24, 960
 """Pixels per cell, and the width above which cells are smaller."""
 
 
-class DrawsMap:
+class DrawsMap(ABC):
     """An environment whose `render()` draws the rows of text of its method `draw`."""
 
     render_mode: str | None
 
+    @abstractmethod
     def draw(self) -> Sequence[str]:
         """The map as it is now: rows of characters of COLOURS."""
-        raise NotImplementedError
 
     def render(self) -> NDArray[np.uint8] | None:
         """uint8 [height, width, 3] with render_mode "rgb_array", else None."""
