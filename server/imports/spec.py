@@ -9,8 +9,8 @@ Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: M
                numbers stored as floats: only with `?action=discrete:N`, since a robot may move
                by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
                (as in D4RL), else per dimension the largest magnitude rounded up to 1, 2, 3 or
-               5 × 10^k; where the values fill less than 3% of that, their own range (a warning
-               says so); `?action_low=&action_high=` set them
+               5 × 10^k; where at least 1,000 rows fill less than 3% of that, their own range (a
+               warning says so); `?action_low=&action_high=` set them
 Infos          a Box without bounds, in the file's own type
 
 An existing dataset's spec takes precedence: arrays are cast to it, or refused with their name. An
@@ -44,8 +44,9 @@ MOST_STATES = 4096
 FILLED = 0.03
 """Guessed symmetric bounds are too wide if the actions fill a smaller share of them: a policy's
 outputs are scaled to the bounds, so it could hardly tell such actions apart."""
-USUAL = (0.001, 0.999)
-"""Quantiles between which actions are usual."""
+USUAL, ENOUGH = (0.001, 0.999), 1000
+"""Quantiles between which actions are usual, and how many rows show that: those of a small file
+say little of the files that follow it into the dataset."""
 
 
 def choose_spec(
@@ -243,7 +244,7 @@ def _bounds(flat: Array, options: ImportOptions, warnings: list[str]) -> tuple[A
     least, most = (found.astype(np.float32) for found in (flat.min(axis=0), flat.max(axis=0)))
     high = [_nice(float(x)) for x in np.maximum(np.abs(least), np.abs(most))]
     low = [-x for x in high]
-    for i in range(size) if given == [(), ()] else ():
+    for i in range(size) if given == [(), ()] and len(flat) >= ENOUGH else ():
         column, width = flat[:, i], high[i] - low[i]
         if 0.0 < (share := (most[i] - least[i]) / width) < FILLED:
             warnings.append(

@@ -251,10 +251,12 @@ def test_bounds_of_actions(read: Read) -> None:
 
 
 def test_actions_that_fill_little_of_symmetric_bounds_have_bounds_of_their_own(read: Read) -> None:
-    """Tiny ones, or ones far from 0. Not a constant one, nor where bounds are given."""
-    arrays = table(10, terminals=[9])
-    tiny, far = np.linspace(-1e-3, 2e-3, 10), np.linspace(290.0, 310.0, 10)
-    arrays["actions"] = np.stack([tiny, far, np.zeros(10), np.linspace(-0.3, 0.3, 10)], 1)
+    """Tiny ones, or ones far from 0. Not a constant one, nor where bounds are given, nor
+    in a small file, which says little of those that follow it."""
+    n = 1000
+    arrays = table(n, terminals=[n - 1])
+    tiny, far = np.linspace(-1e-3, 2e-3, n), np.linspace(290.0, 310.0, n)
+    arrays["actions"] = np.stack([tiny, far, np.zeros(n), np.linspace(-0.3, 0.3, n)], 1)
     data, made = read(arrays)
     assert data.spec.actions["action"] == Box(
         (4,),
@@ -272,6 +274,8 @@ def test_actions_that_fill_little_of_symmetric_bounds_have_bounds_of_their_own(r
     ]
     given = read(arrays, action_high=(400.0,))[0].spec.actions["action"]
     assert given == Box((4,), "float32", (-1.0, -500.0, -1.0, -1.0), 400.0)
+    small = {name: array[: n - 1] for name, array in arrays.items()}
+    assert read(small)[0].spec.actions["action"].high == (1.0, 500.0, 1.0, 1.0)
 
 
 def test_extreme_actions_that_set_the_bounds_are_told(read: Read) -> None:
