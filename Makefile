@@ -7,10 +7,10 @@ export OMP_NUM_THREADS ?= 1
 # Files of tests at once; 0 runs them one after another in one process.
 JOBS ?= 2
 
-.PHONY: demo test lint format types imports unit faults mutants bench serve dash clean help
+.PHONY: demo test lint format types imports unit faults mutants bench learn-checks serve dash clean help
 
 help:
-	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults mutants bench serve dash clean"
+	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults mutants bench learn-checks serve dash clean"
 
 # torch first: its pin in constraints.txt takes the build that pip finds for this machine, and the
 # rest then installs nothing more of it.
@@ -54,6 +54,10 @@ mutants: $(BIN)/.installed
 # The gate of the demo: three training seeds on both datasets, written to benchmarks/results/.
 bench: $(BIN)/.installed
 	$(BIN)/python -m benchmarks.demo_gate $(ARGS)
+
+# Does `stepwell run` learn small tasks, and how soon? An hour on two quiet cores; ARGS='c5 c6' for some.
+learn-checks: $(BIN)/.installed
+	$(BIN)/python -m benchmarks.learn_checks $(ARGS)
 
 serve: $(BIN)/.installed
 	$(BIN)/stepwell serve --data ./data $(ARGS)

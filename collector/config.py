@@ -191,8 +191,8 @@ class EvaluateConfig(EnvironmentConfig):
     seeds: int = Field(0, ge=0)
     """The first seed; episode i is reset with seeds + i."""
     videos: int = Field(0, ge=0)
-    """Record videos of the first so many episodes, also of each policy with RUN/all, --follow and
-    --against. MP4 needs imageio-ffmpeg; without it they are GIFs."""
+    """Record videos of the first so many episodes, also of each policy with --against, RUN/all and
+    --follow, there of versions that have a score, too. MP4 needs imageio-ffmpeg, else GIFs."""
     sample: bool = False
     """Sample actions from the policy instead of taking its greedy actions."""
     target_return: float | None = None

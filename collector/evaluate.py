@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -53,7 +54,7 @@ from collector.video import RenderedEnv, open_rendered_env
 from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.errors import InvalidSpace, StepwellError
-from stepwell.messages import Capacity
+from stepwell.messages import Capacity, Evaluation
 from stepwell.reference_scores import normalised_score
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
@@ -303,8 +304,7 @@ def run_evaluation(
         interface = configured_interface(config, envs)
         rendered: RenderedEnv | None = None
         if config.videos:  # before anything is created at the service
-            declared = envs[0].metadata if isinstance(envs, list) else envs.metadata
-            rendered = stack.enter_context(open_rendered_env(config, declared or {}))
+            rendered = stack.enter_context(_open_rendered(config, envs))
         policy_id, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is created at the service
             interface.check_policy(player.spaces, policy_id)
@@ -355,16 +355,8 @@ def run_evaluation(
         if run is not None:
             notes = _upload(config, run, result)
             if rendered is not None and "evaluation" in notes:
-                actor = _actor(player, interface, 1, policy_id, config.sample, config.device)
-                play = partial(
-                    _play,
-                    [rendered],
-                    actor,
-                    interface,
-                    None,
-                    metadata=metadata,
-                    policy_id=policy_id,
-                    on_episode=check_command,
+                play = _replay(
+                    config, player, policy_id, rendered, interface, metadata, check_command
                 )
                 scored = list(zip(result.seeds, result.returns, result.lengths, strict=True))
                 notes["videos"] = _add_videos(
@@ -448,6 +440,58 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
     return {"evaluation": evaluation.id, **notes}
 
 
+def record_videos(config: EvaluateConfig, evaluation: Evaluation, console: Console) -> None:
+    """Store those videos of `config` that a score lacks: its first episodes, played again.
+
+    Raises `UsageError` if the environment does not render, `StepwellError` if the service refuses.
+    """
+    say = partial(console.print, soft_wrap=True, highlight=False)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(config.url, config.token))
+        envs = stack.enter_context(open_configured_envs(config, 1))
+        interface = configured_interface(config, envs)
+        rendered = stack.enter_context(_open_rendered(config, envs))
+        policy_id, player = _player(config, client)
+        if isinstance(player, ActingPolicy):
+            interface.check_policy(player.spaces, policy_id)
+            if config.target_return is not None:
+                _aim_at(player, policy_id, config.target_return)
+        play = _replay(config, player, policy_id, rendered, interface, TrajectoryMetadata())
+        have = {video.seed for video in client.videos(evaluation.id)}
+        first = zip(evaluation.seeds, evaluation.returns, evaluation.lengths, strict=True)
+        for seed, total_reward, length in list(first)[: config.videos]:
+            if seed not in have:
+                _add_video(client, evaluation.id, rendered, play, (seed, total_reward, length), say)
+
+
+def _open_rendered(config: EvaluateConfig, envs: Envs) -> AbstractContextManager[RenderedEnv]:
+    declared = envs[0].metadata if isinstance(envs, list) else envs.metadata
+    return open_rendered_env(config, declared or {})
+
+
+def _replay(
+    config: EvaluateConfig,
+    player: Player,
+    policy_id: str,
+    env: RenderedEnv,
+    interface: Interface,
+    metadata: TrajectoryMetadata,
+    on_episode: Callable[[int], object] = lambda _: None,
+) -> Callable[[list[int]], EvaluationResult]:
+    """Plays the episodes of seeds in the environment that renders."""
+    actor = _actor(player, interface, 1, policy_id, config.sample, config.device)
+    return partial(
+        _play,
+        [env],
+        actor,
+        interface,
+        None,
+        metadata=metadata,
+        policy_id=policy_id,
+        on_episode=on_episode,
+    )
+
+
 def _add_videos(
     run: Run,
     evaluation: str,
@@ -458,26 +502,39 @@ def _add_videos(
 ) -> int:
     """Play episodes, given as (seed, return, length), again, and store a video of each. Returns
     their number; a failure is the run's problem, as the score is stored already."""
-    for number, (seed, total_reward, length) in enumerate(scored):
+    for number, episode in enumerate(scored):
         try:
-            with env.recording(length) as encoder:
-                shown = play([seed])
-                data = encoder.finish()
-            run.client.put_video(
-                evaluation,
-                seed,
-                data,
-                media_type=encoder.media_type,
-                total_reward=shown.returns[0],
-                length=shown.lengths[0],
-            )
+            _add_video(run.client, evaluation, env, play, episode, say)
         except (StepwellError, OSError) as error:
-            run.problem = f"the video of seed {seed} was not recorded: {error}"
+            run.problem = f"the video of seed {episode[0]} was not recorded: {error}"
             return number
-        if shown.returns[0] != total_reward:
-            say(
-                f"the video of seed {seed} shows another episode than the score: its return is "
-                f"{shown.returns[0]:.6g}, not {total_reward:.6g}; sampled actions, or the "
-                "environment, do not repeat with the seed"
-            )
     return len(scored)
+
+
+def _add_video(
+    client: Client,
+    evaluation: str,
+    env: RenderedEnv,
+    play: Callable[[list[int]], EvaluationResult],
+    episode: tuple[int, float, int],
+    say: Callable[[str], object],
+) -> None:
+    """Play an episode (seed, return, length) again, and store its video."""
+    seed, total_reward, length = episode
+    with env.recording(length) as encoder:
+        shown = play([seed])
+        data = encoder.finish()
+    client.put_video(
+        evaluation,
+        seed,
+        data,
+        media_type=encoder.media_type,
+        total_reward=shown.returns[0],
+        length=shown.lengths[0],
+    )
+    if shown.returns[0] != total_reward:
+        say(
+            f"the video of seed {seed} shows another episode than the score: its return is "
+            f"{shown.returns[0]:.6g}, not {total_reward:.6g}; sampled actions, or the "
+            "environment, do not repeat with the seed"
+        )

@@ -1,8 +1,8 @@
 """`stepwell evaluate --policy RUN/all` and `--follow`: the score of every version of a run.
 
 Versions that have a score with the same seeds and settings are not played again, so the command
-can be stopped and repeated. Newer versions come first: while a run trains, its state now matters
-more than its past.
+can be stopped and repeated; videos that such a score lacks are made. Newer versions come first:
+while a run trains, its state now matters more than its past.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from collector.config import EvaluateConfig, UsageError, parse_reference
 from collector.envs import parse_pairs
-from collector.evaluate import run_evaluation
+from collector.evaluate import record_videos, run_evaluation
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, Undelivered
 from stepwell.messages import Evaluation
@@ -35,7 +35,7 @@ def evaluate_versions(
     Raises `NotFound` or `UsageError` if there is no policy, `Undelivered` like one evaluation.
     """
     run, _ = parse_reference(config.policy)
-    best = -1
+    best, shown = -1, set[int]()
     with Client(config.url, config.token) as client:
         while True:
             try:
@@ -50,11 +50,20 @@ def evaluate_versions(
                     client.set_alias(run, BEST, best)
                 chosen = spaced(versions, config.every, ended=not training)
                 pending = [version for version in chosen if version not in scores]
+                if not pending and config.videos:
+                    shown |= {
+                        v
+                        for v in chosen
+                        if v not in shown and _has_videos(client, config, scores[v])
+                    }
+                unseen = [v for v in chosen if v not in pending and v not in shown]
                 if pending:
-                    one = config.replace(policy=f"{run}/{pending[0]}", follow=False, every=0)
-                    _, notes = run_evaluation(one, console, quiet=quiet)
+                    _, notes = run_evaluation(_one(config, run, pending[0]), console, quiet=quiet)
                     if undelivered := notes.get("undelivered"):
                         raise Undelivered(undelivered)
+                elif unseen and config.videos:
+                    version = unseen[0]
+                    record_videos(_one(config, run, version), scores[version], console)
                 elif not training:
                     break
                 else:
@@ -64,6 +73,16 @@ def evaluate_versions(
                     raise
                 time.sleep(POLL)
     return [scores[version] for version in sorted(scores)]
+
+
+def _one(config: EvaluateConfig, run: str, version: int) -> EvaluateConfig:
+    """The config that evaluates one version."""
+    return config.replace(policy=f"{run}/{version}", follow=False, every=0)
+
+
+def _has_videos(client: Client, config: EvaluateConfig, score: Evaluation) -> bool:
+    have = {video.seed for video in client.videos(score.id)}
+    return have.issuperset(score.seeds[: config.videos])
 
 
 def _look(client: Client, run: str, follow: bool) -> tuple[bool, list[int]]:

@@ -622,6 +622,33 @@ def test_every_version_is_scored_once_and_the_best_is_named(
     assert table.row_count == 4 and list(table.columns[-1].cells).count("best") == 1
 
 
+def test_videos_that_scored_versions_lack_are_made(
+    service: Any, client: Client, name: str
+) -> None:
+    """Without playing for another score; those that are there are left alone."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    for version in (0, 3):
+        client.publish_policy(learner, version, policy_file(version))
+    words: dict[str, Any] = {"env": ENV, "episodes": 3, "envs": 3, "dataset": name}
+    words |= {"policy": f"{learner}/all", "url": service.url, "token": service.token}
+
+    def videos_after(number: int) -> dict[str, list[int]]:
+        evaluate_versions(EvaluateConfig(**words, videos=number), Console(quiet=True))
+        found = client.evaluations(env=ENV)
+        its = [e for e in found if e.policy.startswith(learner)]
+        return {e.policy.rpartition("/")[2]: [v.seed for v in client.videos(e.id)] for e in its}
+
+    assert videos_after(0) == {"0": [], "3": []}
+    assert videos_after(1) == {"0": [0], "3": [0]}
+    scores = {e.policy: e for e in client.evaluations(env=ENV)}
+    before = client.videos(scores[f"{learner}/0"].id)
+    assert videos_after(2) == {"0": [0, 1], "3": [0, 1]}
+    after = client.videos(scores[f"{learner}/0"].id)
+    assert after[0] == before[0]
+    assert [v.total_reward for v in after] == scores[f"{learner}/0"].returns[:2]
+
+
 def test_following_a_run_survives_a_service_that_is_away(
     client: Client, service: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

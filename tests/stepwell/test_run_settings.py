@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepwell._run.parts import Plan, growing_data
+from stepwell._run.parts import Plan, collect_words, growing_data
 from stepwell.errors import InvalidData
 from stepwell.run import _parse, _remember, _split
 
@@ -105,3 +105,24 @@ def test_settings_are_derived_from_the_whole_warm_up() -> None:
     assert size_in(words("all", 700)) == "700"
     assert size_in(words("all", 700, min_size=50)) == "50"
     assert "--data.ratio.min-size" not in words("off", 700)
+
+
+def test_collectors_explore_during_the_first_half_of_the_updates(tmp_path: Path) -> None:
+    """Unless the user's words explore otherwise, or the first steps are random anyway."""
+
+    def words(derive: str, *more: str, updates: int = 5000) -> list[str]:
+        none: list[str] = []
+        plan = Plan("A-v0", none, "r", "r", "d", tmp_path, 0, 1, 1, True, True, 1, none, None, none,
+                    {"collect": more})  # fmt: skip
+        return collect_words(plan, 0, {"derive": derive, "updates": updates})
+
+    def exploration(words: list[str]) -> list[str]:
+        first = words.index("--epsilon.kind")
+        return words[first : first + 6]
+
+    greedy = ["--epsilon.kind", "greedy", "--epsilon.clock", "policy", "--epsilon.steps"]
+    assert exploration(words("off")) == [*greedy, "2500"]
+    assert exploration(words("off", updates=1)) == [*greedy, "1"]
+    assert words("off", "--epsilon.kind", "none").count("--epsilon.kind") == 1
+    assert "--epsilon.steps" not in words("off", "--epsilon.kind=none")
+    assert "--epsilon.kind" not in words("all")

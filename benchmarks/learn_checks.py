@@ -1,0 +1,279 @@
+"""Does `stepwell run` learn, and how soon? Small tasks on two cores, from an empty folder.
+
+    python -m benchmarks.learn_checks [ID …] [--seeds 0-2] [--keep FOLDER]
+
+Each check runs `stepwell run` with the recipe `online` and the words of the check, and stops it as
+soon as a policy has the return that the check asks for, or when its time is over. The clock starts
+with the command: starting the service, collecting and evaluating count. Where memory is what a
+task tests, the first seed runs again without memory, which must stay below a bound. Exit status 1
+if a check fails. Results replace those of the same checks in benchmarks/results/learn_checks.json.
+
+The ids are those of a list of fifteen; the offline ones, C7 to C11, are rows of
+`python -m benchmarks.offline_field`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import RESULTS, provenance
+from stepwell import Client
+from stepwell._files import whole_file
+from stepwell._plural import pluralize
+from stepwell._ports import free_port
+from stepwell.errors import StepwellError
+
+NAME = "learn_checks"
+EPISODES = 20
+LOOK_EVERY = 0.5
+STOP_SECONDS = 60.0
+UPDATES = 20_000
+"""More than any check makes, so that exploration ends and versions are spaced as in a long run."""
+COMMON = [
+    *("--train.updates", str(UPDATES), "--train.schedule.checkpoint-every", str(UPDATES)),
+    *("--evaluate.every", "200", "--episodes", str(EPISODES)),
+]
+WITHOUT_MEMORY = [
+    *("--train.agent.trajectory-encoder.kind", "feed_forward"),
+    *("--train.agent.timestep-encoder.hide-previous", "true"),
+    *("--train.agent.timestep-encoder.differences", "false"),
+]
+POPGYM = "popgym"
+SCORES = """
+select version, mean, ci_low, ci_high, created_at from (
+    select cast(split_part(policy, '/', 2) as integer) as version, * from evaluations
+    where split_part(policy, '/', 1) = ?
+) order by created_at
+"""
+FRAMES = """
+select coalesce(sum(length), 0) from trajectories
+where purpose = 'train' and dataset = ? and created_at <= ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One task: what a policy must reach, and in how many seconds."""
+
+    key: str
+    task: str
+    target: float
+    """Mean return over EPISODES episodes."""
+    seconds: float
+    """When a run is stopped without it."""
+    amago: str
+    """What AMAGO v3.3 reached on two cores (one seed; another machine-hour, so no ratios)."""
+    words: tuple[str, ...]
+    """The environment and settings, as words of `stepwell run`."""
+    without_memory: float | None = None
+    """Without memory, every policy has a mean return below this."""
+    package: str = ""
+    """What the environment needs."""
+
+
+EXPLORING = ("--collect.epsilon.kind", "greedy", "--collect.epsilon.steps", "50000")
+DIFFERENCES = ("--train.agent.timestep-encoder.differences", "true")
+
+
+def t_maze(length: int, batch: int, exploring: int, ratio: float) -> tuple[str, ...]:
+    """AMAGO's settings of exploration: greedy actions, and in the corridor epsilon 0.5 / length."""
+    window = [*("first", 1), *("last", length - 3), *("inside", 0.5 / length), *("end", 0.01)]
+    names, values = window[::2], window[1::2]
+    epsilon = [f"--collect.epsilon.{n}={v}" for n, v in zip(names, values, strict=True)]
+    return (
+        *("stepwell/TMazePassive-v0", "--env-args", f"corridor_length={length}"),
+        *(f"--train.data.window={length + 2}", f"--train.data.batch={batch}"),
+        *(f"--train.agent.trajectory-encoder.context={length + 4}", f"--updates-per-step={ratio}"),
+        *("--collect.no-sample", "--collect.epsilon.kind=window", *epsilon),
+        f"--collect.epsilon.steps={exploring}",
+    )
+
+
+CHECKS = (
+    Check(
+        *("c1", "CartPole", 400.0, 150.0, "341 at 101 s, 356 at 123 s"),
+        ("CartPole-v1", *EXPLORING),
+    ),
+    Check(
+        *("c2", "CartPole without velocities", 473.0, 180.0, "473 at 46 s"),
+        ("stepwell/CartPolePosition-v0", *EXPLORING, *DIFFERENCES),
+        without_memory=100.0,
+    ),
+    Check(
+        *("c3", "CartPole without positions", 300.0, 180.0, "not measured"),
+        ("stepwell/CartPoleVelocity-v0", *EXPLORING),
+    ),
+    Check(
+        *("c4", "Pendulum", -169.0, 240.0, "-169 at 152 s"),
+        (
+            *("Pendulum-v1", *EXPLORING, "--train.agent.losses.gamma", "0.95"),
+            *("--updates-per-step", "0.15", "--min-size", "500"),
+        ),
+    ),
+    Check(
+        *("c5", "T-Maze, 20 steps", 1.0, 90.0, "1.00 at 39 to 49 s, 5,000 frames"),
+        t_maze(20, 24, 20_000, 0.2),
+        without_memory=0.9,
+    ),
+    Check(
+        *("c6", "T-Maze, 100 steps", 1.0, 360.0, "1.00 at 144 s, 41,000 frames"),
+        t_maze(100, 12, 40_000, 0.1),
+        without_memory=0.9,
+    ),
+    Check(
+        *("c12", "POPGym RepeatPreviousEasy", 0.9, 480.0, "not measured"),
+        ("popgym:popgym-RepeatPreviousEasy-v0", *EXPLORING),
+        package=POPGYM,
+    ),
+    Check(
+        *("c13", "POPGym RepeatFirstEasy", 0.95, 300.0, "not measured"),
+        ("popgym:popgym-RepeatFirstEasy-v0", *EXPLORING),
+        package=POPGYM,
+    ),
+    Check(
+        *("c14", "Meta-Frozen-Lake 3 x 3, 5 attempts", 3.8, 300.0, "3.8 at 59 s"),
+        ("stepwell/MetaFrozenLake-v0", "--env-args", "size=3", "attempts=5", *EXPLORING),
+    ),
+    Check(
+        *("c15", "Dark Key-to-Door 4 x 4, 100 steps", 10.0, 600.0, "7.7 after 6 min"),
+        (
+            *("stepwell/DarkKeyDoor-v0", "--env-args", "size=4", "limit=20", "horizon=100"),
+            *(*EXPLORING, "--updates-per-step", "0.2"),
+        ),
+    ),
+)
+BY_KEY = {check.key: check for check in CHECKS}
+
+
+def outcome(check: Check, seed: int, folder: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Run a check once, until its target or the end of its time. Returns the first score with the
+    target (None if there was none), the steps collected until then, the best mean and all scores.
+
+    Raises `RuntimeError` if `stepwell run` ends by itself.
+    """
+    port, name = free_port(), f"{check.key}-{seed}"
+    words = ["run", *check.words, *COMMON, *more, "--run", name, "--data", str(folder)]
+    words += ["--port", str(port), "--seed", str(seed)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
+    folder.mkdir(parents=True, exist_ok=True)
+    begun, found = time.time(), list[dict[str, Any]]()
+    reached: dict[str, Any] | None = None
+    with (folder / "run.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepwell.cli", *words], stdout=log, stderr=log, env=environment
+        )
+    try:
+        with Client(f"http://127.0.0.1:{port}", retry_for=0.0) as client:
+            while reached is None and time.time() - begun < check.seconds:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} ended by itself: see {folder / 'run.log'}")
+                time.sleep(LOOK_EVERY)
+                try:
+                    rows = client.sql(SCORES, [name]).rows
+                except StepwellError:  # the service is starting
+                    continue
+                for version, mean, low, high, created in rows[len(found) :]:
+                    score = {"version": version, "seconds": round(created - begun, 1)}
+                    found.append(score | {"mean": mean, "low": low, "high": high})
+                    if reached is None and mean >= check.target:
+                        frames = client.sql(FRAMES, [name, created]).rows[0][0]
+                        reached = found[-1] | {"frames": frames}
+    finally:
+        _stop(process)
+    best = max((score["mean"] for score in found), default=None)
+    return {"seed": seed, "reached": reached, "best": best, "scores": found}
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def measure(check: Check, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
+    """All runs of a check, and whether it passed."""
+    runs, without = [], []
+    for seed in seeds:
+        run = outcome(check, seed, folder / f"{check.key}-{seed}")
+        runs.append(run)
+        say = f"not reached; best {run['best']}"
+        if run["reached"] is not None:
+            say = f"at {run['reached']['seconds']:.0f} s, {run['reached']['frames']:,} steps"
+        print(f"{check.key} {check.task}, seed {seed}: {check.target:g} {say}", flush=True)
+    passed = all(run["reached"] is not None for run in runs)
+    if check.without_memory is not None:
+        run = outcome(check, seeds[0], folder / f"{check.key}-without", WITHOUT_MEMORY)
+        without.append(run)
+        passed &= run["best"] is not None and run["best"] < check.without_memory
+        print(f"{check.key} without memory: best {run['best']}", flush=True)
+    return {
+        **{"task": check.task, "target": check.target, "amago": check.amago, "passed": passed},
+        **{
+            "words": " ".join([*check.words, *COMMON]),
+            "without_memory_below": check.without_memory,
+        },
+        **{"runs": runs, "without_memory": without, **provenance()},
+    }
+
+
+def add(found: dict[str, Any], path: Path) -> None:
+    """Add the results of checks to those that are recorded."""
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    with whole_file(path) as file:
+        file.write((json.dumps(recorded | found, indent=2) + "\n").encode())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("keys", nargs="*", metavar="ID", help=f"of {', '.join(BY_KEY)}; all")
+    parser.add_argument("--seeds", type=_seeds, default=range(3), help="e.g. 0-2 (default: 0-2)")
+    parser.add_argument("--keep", type=Path, help="folder in which everything is kept")
+    args = parser.parse_args()
+    if unknown := set(args.keys) - set(BY_KEY):
+        parser.error(f"no check {sorted(unknown)}; there are {', '.join(BY_KEY)}")
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="stepwell-checks-") as temporary:
+        folder = (args.keep or Path(temporary)).resolve()
+        for check in [BY_KEY[key] for key in args.keys] or CHECKS:
+            if check.package and importlib.util.find_spec(check.package) is None:
+                print(f"{check.key} {check.task}: skipped, {check.package} is not installed")
+                continue
+            found = measure(check, args.seeds, folder)
+            add({check.key: found}, RESULTS / f"{NAME}.json")
+            failed += [] if found["passed"] else [check.key]
+    if failed:
+        print(f"{pluralize(len(failed), 'check')} failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    try:
+        found = range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected seeds as 0-2, got {text!r}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

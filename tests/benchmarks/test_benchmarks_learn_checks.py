@@ -1,0 +1,66 @@
+"""Learning checks run the real command, and notice what does not learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learn_checks import CHECKS, COMMON, WITHOUT_MEMORY, Check, add, measure, outcome
+from tests.run_words import settings
+
+pytestmark = pytest.mark.timeout(300)
+EASY = Check("easy", "a cue", -100.0, 200.0, "", ("stepwell/Recall-v0", "--envs", "2"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.key)
+def test_every_part_accepts_the_words_of_a_check(check: Check) -> None:
+    args, config = settings(*check.words, *COMMON)
+    assert args.recipe == config.recipe == "online"
+    if config.agent.trajectory_encoder.kind == "transformer":
+        assert config.agent.trajectory_encoder.context >= config.data.window
+    _, blind = settings(*check.words, *COMMON, *WITHOUT_MEMORY)
+    assert blind.agent.trajectory_encoder.kind == "feed_forward"
+
+
+def test_a_target_that_is_reached_ends_the_run(tmp_path: Path) -> None:
+    run = outcome(EASY, 0, tmp_path)
+    assert run["reached"] == run["scores"][0] | {"frames": run["reached"]["frames"]}
+    assert run["reached"]["version"] == 0 and run["reached"]["mean"] >= EASY.target
+    assert run["best"] == run["reached"]["mean"] and run["reached"]["seconds"] > 0.0
+    assert "the same command continues" in (tmp_path / "run.log").read_text()
+
+
+def test_a_run_that_breaks_is_no_score(tmp_path: Path) -> None:
+    broken = dataclasses.replace(EASY, words=("stepwell/Recall-v0", "--env-args", "nothing=1"))
+    with pytest.raises(RuntimeError, match="easy-0 ended by itself"):
+        outcome(broken, 0, tmp_path)
+
+
+def test_a_check_fails_without_its_target_or_with_a_policy_that_needs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(best: float, reached: bool) -> dict[str, object]:
+        score = {"version": 1, "seconds": 2.0, "mean": best, "frames": 3}
+        return {"seed": 0, "best": best, "scores": [], "reached": score if reached else None}
+
+    memory = dataclasses.replace(EASY, without_memory=0.5)
+    for runs, passed in (
+        ([fake(1.0, True), fake(0.4, False)], True),
+        ([fake(1.0, True), fake(0.6, False)], False),
+        ([fake(0.2, False), fake(0.4, False)], False),
+    ):
+        its = iter(runs)
+        monkeypatch.setattr("benchmarks.learn_checks.outcome", lambda *_, its=its: next(its))
+        found = measure(memory, range(1), tmp_path)
+        assert (found["passed"], found["target"]) == (passed, -100.0)
+        assert len(found["runs"]) == len(found["without_memory"]) == 1 and found["commit"]
+
+
+def test_results_are_added_to_those_of_other_checks(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    add({"a": {"passed": True}}, path)
+    add({"b": {"passed": False}}, path)
+    assert json.loads(path.read_text()) == {"a": {"passed": True}, "b": {"passed": False}}
