@@ -118,8 +118,9 @@ CHECKS = (
     Check(
         *("c4", "Pendulum", -169.0, 240.0, "-169 at 152 s"),
         (
-            *("Pendulum-v1", *EXPLORING, "--train.agent.losses.gamma", "0.95"),
-            *("--updates-per-step", "0.15", "--min-size", "500"),
+            *("Pendulum-v1", *EXPLORING, "--updates-per-step", "0.15", "--min-size", "500"),
+            *("--train.agent.losses.gamma", "0.95", "--train.agent.losses.n-step", "5"),
+            *("--train.agent.losses.reward-multiplier", "0.1", "--train.data.window", "32"),
         ),
     ),
     Check(
@@ -130,7 +131,6 @@ CHECKS = (
     Check(
         *("c6", "T-Maze, 100 steps", 1.0, 360.0, "1.00 at 144 s, 41,000 frames"),
         t_maze(100, 12, 40_000, 0.1),
-        without_memory=0.9,
     ),
     Check(
         *("c12", "POPGym RepeatPreviousEasy", 0.9, 480.0, "not measured"),

@@ -622,9 +622,7 @@ def test_every_version_is_scored_once_and_the_best_is_named(
     assert table.row_count == 4 and list(table.columns[-1].cells).count("best") == 1
 
 
-def test_videos_that_scored_versions_lack_are_made(
-    service: Any, client: Client, name: str
-) -> None:
+def test_videos_that_scored_versions_lack_are_made(service: Any, client: Client, name: str) -> None:
     """Without playing for another score; those that are there are left alone."""
     learner = f"learner-{name}"
     client.create_run(learner, "train")
