@@ -46,7 +46,7 @@ COMMON = [
     *("--evaluate.every", "200", "--episodes", str(EPISODES)),
 ]
 WITHOUT_MEMORY = [
-    *("--train.agent.trajectory-encoder.kind", "feed_forward"),
+    *("--train.agent.trajectory-encoder.context", "1"),
     *("--train.agent.timestep-encoder.hide-previous", "true"),
     *("--train.agent.timestep-encoder.differences", "false"),
 ]

@@ -19,10 +19,11 @@ EASY = Check("easy", "a cue", -100.0, 200.0, "", ("stepwell/Recall-v0", "--envs"
 def test_every_part_accepts_the_words_of_a_check(check: Check) -> None:
     args, config = settings(*check.words, *COMMON)
     assert args.recipe == config.recipe == "online"
-    if config.agent.trajectory_encoder.kind == "transformer":
-        assert config.agent.trajectory_encoder.context >= config.data.window
+    assert config.agent.trajectory_encoder.context >= config.data.window
     _, blind = settings(*check.words, *COMMON, *WITHOUT_MEMORY)
-    assert blind.agent.trajectory_encoder.kind == "feed_forward"
+    assert (
+        blind.agent.trajectory_encoder.context == 1 and not blind.agent.timestep_encoder.differences
+    )
 
 
 def test_a_target_that_is_reached_ends_the_run(tmp_path: Path) -> None:
