@@ -55,7 +55,7 @@ mutants: $(BIN)/.installed
 bench: $(BIN)/.installed
 	$(BIN)/python -m benchmarks.demo_gate $(ARGS)
 
-# Does `stepwell run` learn small tasks, and how soon? An hour on two quiet cores; ARGS='c5 c6' for some.
+# Does `stepwell run` learn small tasks, and how soon? Needs two quiet cores; ARGS='c5 c6' for some.
 learn-checks: $(BIN)/.installed
 	$(BIN)/python -m benchmarks.learn_checks $(ARGS)
 

@@ -114,7 +114,9 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
 def _exploration(more: Sequence[str], config: Mapping[str, Any]) -> list[str]:
     """Epsilon-greedy over the first half of the updates, unless the user's words explore
     otherwise. Where the number of updates is derived, collectors began with random steps."""
-    if config["derive"] != "off" or any(word.startswith("--epsilon.") for word in more):
+    if config["derive"] != "off" or any(
+        word.startswith(("--epsilon.", "--config")) for word in more
+    ):
         return []
     steps = max(1, config["updates"] // 2)
     return ["--epsilon.kind", "greedy", "--epsilon.clock", "policy", "--epsilon.steps", str(steps)]

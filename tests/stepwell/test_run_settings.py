@@ -125,4 +125,5 @@ def test_collectors_explore_during_the_first_half_of_the_updates(tmp_path: Path)
     assert exploration(words("off", updates=1)) == [*greedy, "1"]
     assert words("off", "--epsilon.kind", "none").count("--epsilon.kind") == 1
     assert "--epsilon.steps" not in words("off", "--epsilon.kind=none")
+    assert "--epsilon.kind" not in words("off", "--config", "mine.toml")
     assert "--epsilon.kind" not in words("all")
