@@ -305,11 +305,8 @@ def run_evaluation(
         rendered: RenderedEnv | None = None
         if config.videos:  # before anything is created at the service
             rendered = stack.enter_context(_open_rendered(config, envs))
-        policy_id, player = _player(config, client)
-        if isinstance(player, ActingPolicy):  # before anything is created at the service
-            interface.check_policy(player.spaces, policy_id)
-            if config.target_return is not None:
-                _aim_at(player, policy_id, config.target_return)
+        # Before anything is created at the service.
+        policy_id, player = _player(config, client, interface)
         if config.upload:
             dataset, interface = _open_dataset(client, config, interface)
             made_up = unique_name("eval", slug(policy_id.replace("/", "-"), 60), slug(config.env))
@@ -392,7 +389,17 @@ def _open_dataset(
     raise AssertionError("the last name returns or raises")
 
 
-def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
+def _player(config: EvaluateConfig, client: Client, interface: Interface) -> tuple[str, Player]:
+    """(policy id, policy that fits the environment, or function that makes an actor)"""
+    policy_id, player = _load(config, client)
+    if isinstance(player, ActingPolicy):
+        interface.check_policy(player.spaces, policy_id)
+        if config.target_return is not None:
+            _aim_at(player, policy_id, config.target_return)
+    return policy_id, player
+
+
+def _load(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
     """(policy id, policy or function that makes an actor)"""
     if config.random:
         return "random", RandomActor
@@ -451,11 +458,7 @@ def record_videos(config: EvaluateConfig, evaluation: Evaluation, console: Conso
         envs = stack.enter_context(open_configured_envs(config, 1))
         interface = configured_interface(config, envs)
         rendered = stack.enter_context(_open_rendered(config, envs))
-        policy_id, player = _player(config, client)
-        if isinstance(player, ActingPolicy):
-            interface.check_policy(player.spaces, policy_id)
-            if config.target_return is not None:
-                _aim_at(player, policy_id, config.target_return)
+        policy_id, player = _player(config, client, interface)
         play = _replay(config, player, policy_id, rendered, interface, TrajectoryMetadata())
         have = {video.seed for video in client.videos(evaluation.id)}
         first = zip(evaluation.seeds, evaluation.returns, evaluation.lengths, strict=True)
