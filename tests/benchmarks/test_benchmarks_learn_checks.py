@@ -60,6 +60,25 @@ def test_a_check_fails_without_its_target_or_with_a_policy_that_needs_no_memory(
         assert len(found["runs"]) == len(found["without_memory"]) == 1 and found["commit"]
 
 
+def test_the_last_attempt_must_be_better_than_the_first() -> None:
+    rises = dataclasses.replace(EASY, target=3.0, rises=("success_0", "success_4", 0.15))
+    for mean, first, last, expected in (
+        (3.8, 0.6, 0.9, True),
+        (3.8, 0.8, 0.9, False),
+        (2.9, 0.2, 0.9, False),
+    ):
+        score = {"mean": mean, "success_0": first, "success_4": last}
+        assert rises.has_target(score) is expected
+
+
+def test_metrics_of_attempts_are_read_from_evaluations(tmp_path: Path) -> None:
+    words = ("stepwell/MetaFrozenLake-v0", "--env-args", "size=2", "attempts=2", "--envs", "2")
+    attempts = dataclasses.replace(EASY, words=words, rises=("success_0", "success_1", -1.0))
+    score = outcome(attempts, 0, tmp_path)["reached"]
+    assert 0.0 <= score["success_0"] <= 1.0 and 0.0 <= score["success_1"] <= 1.0
+    assert score["mean"] == pytest.approx(score["success_0"] + score["success_1"])
+
+
 def test_results_are_added_to_those_of_other_checks(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     add({"a": {"passed": True}}, path)
