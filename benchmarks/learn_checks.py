@@ -49,7 +49,6 @@ COMMON = [
 WITHOUT_MEMORY = [
     *("--train.agent.trajectory-encoder.context", "1"),
     *("--train.agent.timestep-encoder.hide-previous", "true"),
-    *("--train.agent.timestep-encoder.differences", "false"),
 ]
 POPGYM = "popgym"
 SCORES = """
@@ -74,10 +73,13 @@ class Check:
     """Mean return over EPISODES episodes."""
     seconds: float
     """When a run is stopped without it."""
-    amago: str
-    """What AMAGO v3.3 reached on two cores (one seed; another machine-hour, so no ratios)."""
+    amago: tuple[tuple[float, float], ...]
+    """(seconds, mean return) of AMAGO v3.3 on two cores; empty: not measured. One seed in another
+    machine-hour, so no ratios."""
     words: tuple[str, ...]
     """The environment and settings, as words of `stepwell run`."""
+    memory: tuple[str, ...] = ()
+    """More settings, of the memory: the run without memory leaves them out."""
     without_memory: float | None = None
     """Without memory, every policy has a mean return below this."""
     rises: tuple[str, str, float] | None = None
@@ -93,11 +95,16 @@ class Check:
         return bool(score["mean"] >= self.target and score[last] - score[first] >= rise)
 
 
-EXPLORING = ("--collect.epsilon.kind", "greedy", "--collect.epsilon.steps", "50000")
-DIFFERENCES = ("--train.agent.timestep-encoder.differences", "true")
+def exploring(steps: int) -> tuple[str, ...]:
+    """Epsilon-greedy over this many steps."""
+    return ("--collect.epsilon.kind", "greedy", "--collect.epsilon.steps", str(steps))
 
 
-def t_maze(length: int, batch: int, exploring: int, ratio: float) -> tuple[str, ...]:
+MEMORY, LOSSES = "--train.agent.trajectory-encoder", "--train.agent.losses"
+POPART = "--train.agent.critic.popart"
+
+
+def t_maze(length: int, batch: int, steps: int, ratio: float) -> tuple[str, ...]:
     """AMAGO's settings of exploration: greedy actions, and in the corridor epsilon 0.5 / length."""
     window = [*("first", 1), *("last", length - 3), *("inside", 0.5 / length), *("end", 0.01)]
     names, values = window[::2], window[1::2]
@@ -107,78 +114,90 @@ def t_maze(length: int, batch: int, exploring: int, ratio: float) -> tuple[str, 
         *(f"--train.data.window={length + 2}", f"--train.data.batch={batch}"),
         *(f"--train.agent.trajectory-encoder.context={length + 4}", f"--updates-per-step={ratio}"),
         *("--collect.no-sample", "--collect.epsilon.kind=window", *epsilon),
-        f"--collect.epsilon.steps={exploring}",
+        f"--collect.epsilon.steps={steps}",
     )
 
 
 CHECKS = (
     Check(
-        *("c1", "CartPole", 400.0, 150.0, "341 at 101 s, 356 at 123 s"),
-        ("CartPole-v1", *EXPLORING),
+        *("c1", "CartPole", 400.0, 150.0, ((101, 341), (123, 356))),
+        ("CartPole-v1", *exploring(10_000)),
     ),
     Check(
-        *("c2", "CartPole without velocities", 473.0, 180.0, "473 at 46 s"),
-        ("stepwell/CartPolePosition-v0", *EXPLORING, *DIFFERENCES),
+        *("c2", "CartPole without velocities", 473.0, 180.0, ((46, 473),)),
+        ("stepwell/CartPolePosition-v0", *exploring(10_000)),
+        memory=(
+            *(f"{MEMORY}.kind=gru", f"{MEMORY}.d-hidden=128", f"{MEMORY}.d-output=64"),
+            *(f"{MEMORY}.n-layers=1", "--train.agent.timestep-encoder.differences=true"),
+        ),
         without_memory=100.0,
     ),
     Check(
-        *("c3", "CartPole without positions", 300.0, 180.0, "not measured"),
-        ("stepwell/CartPoleVelocity-v0", *EXPLORING),
+        *("c3", "CartPole without positions", 300.0, 180.0, ()),
+        ("stepwell/CartPoleVelocity-v0", *exploring(10_000)),
     ),
     Check(
-        *("c4", "Pendulum", -169.0, 240.0, "-169 at 152 s"),
+        *("c4", "Pendulum", -169.0, 240.0, ((124, -295), (152, -169))),
         (
-            *("Pendulum-v1", *EXPLORING, "--updates-per-step", "0.15", "--min-size", "500"),
-            *("--train.agent.losses.gamma", "0.95", "--train.agent.losses.n-step", "5"),
-            *("--train.agent.losses.reward-multiplier", "0.1", "--train.data.window", "32"),
+            *("Pendulum-v1", *exploring(50_000), "--updates-per-step=0.15", "--min-size=500"),
+            *(f"{LOSSES}.gamma=0.95", f"{LOSSES}.n-step=5", f"{LOSSES}.reward-multiplier=0.1"),
+            "--train.data.window=32",
         ),
     ),
     Check(
-        *("c5", "T-Maze, 20 steps", 1.0, 90.0, "1.00 at 39 to 49 s, 5,000 frames"),
+        *("c5", "T-Maze, 20 steps", 1.0, 90.0, ((39, 1.0),)),
         t_maze(20, 24, 20_000, 0.2),
         without_memory=0.9,
     ),
     Check(
-        *("c6", "T-Maze, 100 steps", 1.0, 360.0, "1.00 at 144 s, 41,000 frames"),
+        *("c6", "T-Maze, 100 steps", 1.0, 360.0, ((112, 0.5), (144, 1.0))),
         t_maze(100, 12, 40_000, 0.1),
     ),
     Check(
-        *("c12", "POPGym RepeatPreviousEasy", 0.9, 480.0, "not measured"),
-        ("popgym:popgym-RepeatPreviousEasy-v0", *EXPLORING),
+        *("c12", "POPGym RepeatPreviousEasy", 0.9, 480.0, ()),
+        ("popgym:popgym-RepeatPreviousEasy-v0", *exploring(50_000)),
         package=POPGYM,
     ),
     Check(
-        *("c13", "POPGym RepeatFirstEasy", 0.95, 300.0, "not measured"),
-        ("popgym:popgym-RepeatFirstEasy-v0", *EXPLORING),
+        *("c13", "POPGym RepeatFirstEasy", 0.95, 300.0, ()),
+        ("popgym:popgym-RepeatFirstEasy-v0", *exploring(50_000)),
         package=POPGYM,
     ),
     Check(
-        *("c14", "Meta-Frozen-Lake 3 x 3, 5 attempts", 3.8, 300.0, "3.8 at 59 s"),
-        ("stepwell/MetaFrozenLake-v0", "--env-args", "size=3", "attempts=5", *EXPLORING),
+        *("c14", "Meta-Frozen-Lake 3 x 3, 5 attempts", 3.8, 300.0, ((15, 2.8), (59, 3.8))),
+        (
+            *("stepwell/MetaFrozenLake-v0", "--env-args", "size=3", "attempts=5"),
+            *(*exploring(50_000), f"{POPART}.preserve-outputs=true"),
+        ),
         rises=("success_0", "success_4", 0.15),
     ),
     Check(
-        *("c15", "Dark Key-to-Door 4 x 4, 100 steps", 10.0, 600.0, "7.7 after 6 min"),
+        *("c15", "Dark Key-to-Door 4 x 4, 100 steps", 10.0, 600.0, ((171, 7.2), (376, 7.7))),
         (
             *("stepwell/DarkKeyDoor-v0", "--env-args", "size=4", "limit=20", "horizon=100"),
-            *(*EXPLORING, "--updates-per-step", "0.2"),
+            *(*exploring(20_000), "--updates-per-step=0.2"),
+            *(f"{LOSSES}.gamma=0.95", f"{LOSSES}.n-step=1", f"{POPART}.beta=0.005"),
+            *(f"{LOSSES}.auxiliary-gammas", "0.1", "0.5", "0.8", "0.9"),
+            *(f"{MEMORY}.dropout-ff=0", f"{MEMORY}.dropout-emb=0"),
+            *(f"{MEMORY}.position.kind=rotary", "--train.optimizer.learning-rate=3e-4"),
         ),
     ),
 )
 BY_KEY = {check.key: check for check in CHECKS}
 
 
-def outcome(check: Check, seed: int, folder: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+def outcome(check: Check, seed: int, folder: Path, *, memory: bool = True) -> dict[str, Any]:
     """Run a check once, until its target or the end of its time. Returns the first score with the
     target (None if there was none), the steps collected until then, the best mean and all scores.
 
     Raises `RuntimeError` if `stepwell run` ends by itself.
     """
     port, name = free_port(), f"{check.key}-{seed}"
-    words = ["run", *check.words, *COMMON, *more, "--run", name, "--data", str(folder)]
+    settings = check.memory if memory else WITHOUT_MEMORY
+    words = ["run", *check.words, *COMMON, *settings, "--run", name, "--data", str(folder)]
     words += ["--port", str(port), "--seed", str(seed)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)  # one that exists would continue its run, with this clock
     begun, found = time.time(), list[dict[str, Any]]()
     reached: dict[str, Any] | None = None
     with (folder / "run.log").open("ab") as log:
@@ -231,14 +250,14 @@ def measure(check: Check, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
         print(f"{check.key} {check.task}, seed {seed}: {check.target:g} {say}", flush=True)
     passed = all(run["reached"] is not None for run in runs)
     if check.without_memory is not None:
-        run = outcome(check, seeds[0], folder / f"{check.key}-without", WITHOUT_MEMORY)
+        run = outcome(check, seeds[0], folder / f"{check.key}-without", memory=False)
         without.append(run)
         passed &= run["best"] is not None and run["best"] < check.without_memory
         print(f"{check.key} without memory: best {run['best']}", flush=True)
     return {
         **{"task": check.task, "target": check.target, "amago": check.amago, "passed": passed},
         **{
-            "words": " ".join([*check.words, *COMMON]),
+            "words": " ".join([*check.words, *COMMON, *check.memory]),
             "without_memory_below": check.without_memory,
         },
         **{"runs": runs, "without_memory": without, **provenance()},
@@ -258,10 +277,12 @@ def main() -> int:
     )
     parser.add_argument("keys", nargs="*", metavar="ID", help=f"of {', '.join(BY_KEY)}; all")
     parser.add_argument("--seeds", type=_seeds, default=range(3), help="e.g. 0-2 (default: 0-2)")
-    parser.add_argument("--keep", type=Path, help="folder in which everything is kept")
+    parser.add_argument("--keep", type=Path, help="new folder in which everything is kept")
     args = parser.parse_args()
     if unknown := set(args.keys) - set(BY_KEY):
         parser.error(f"no check {sorted(unknown)}; there are {', '.join(BY_KEY)}")
+    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
+        parser.error(f"--keep {args.keep} is not empty: its runs would continue; name a new folder")
     failed = []
     with tempfile.TemporaryDirectory(prefix="stepwell-checks-") as temporary:
         folder = (args.keep or Path(temporary)).resolve()

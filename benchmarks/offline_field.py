@@ -32,7 +32,7 @@ from typing import Any
 import altair as alt
 
 from benchmarks.field import BY_NAME, FIELD, FILE, Dataset, make
-from benchmarks.report import RESULTS, ROOT, provenance, write
+from benchmarks.report import RESULTS, ROOT, place, provenance, write
 from stepwell import Client
 from stepwell._files import whole_file
 from stepwell._ports import free_port
@@ -40,7 +40,6 @@ from stepwell.spaces import Box
 
 NAME = "offline_field"
 PAGE = ROOT / "docs" / "results.md"
-BEGIN, END = "<!-- offline field: begin -->", "<!-- offline field: end -->"
 IMAGES = ROOT / "docs" / "images"
 RANKS, CURVES = IMAGES / "offline_ranks.svg", IMAGES / "offline_curves.svg"
 RECIPES = ("offline", "bc", "bc10", "awac", "crr", "iql", "td3bc", "rebrac", "dt")
@@ -329,12 +328,6 @@ def _cell(row: Mapping[str, Any] | None, with_interval: bool, best: bool) -> str
     return text
 
 
-def write_page(result: Mapping[str, Any], path: Path = PAGE) -> None:
-    before, _, rest = path.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(f"{before}{BEGIN}\n{markdown(result)}\n{END}{after}")
-
-
 def show(result: Mapping[str, Any]) -> None:
     recipes = list(dict.fromkeys(r for d in result["datasets"].values() for r in d["rows"]))
     print(f"\n{'IQM of the return':28}" + "".join(f"{recipe:>10}" for recipe in recipes))
@@ -416,7 +409,7 @@ def main() -> int:
             for path, chart in ((RANKS, ranks_chart(result)), (CURVES, curves_chart(result))):
                 if chart is not None:
                     chart.save(str(path))
-            write_page(result)
+            place(PAGE, "offline field", markdown(result))
             print(f"wrote {PAGE.relative_to(ROOT)} and its pictures")
     return status
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
-from benchmarks.report import RESULTS, ROOT, provenance, write
+from benchmarks.report import RESULTS, ROOT, place, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
 from stepwell._settings import override
@@ -37,7 +37,6 @@ from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, own_settings, recipe
 
 PAGE = ROOT / "docs" / "training.md"
-BEGIN, END = "<!-- recipes: begin -->", "<!-- recipes: end -->"
 LEAST_UPDATES = 2
 
 Line = dict[str, Any]
@@ -241,14 +240,6 @@ def table(lines: dict[str, Line]) -> str:
     return "\n".join(rows)
 
 
-def placed(page: str, text: str) -> str:
-    """The page with `text` between its two markers."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    assert tail, f"{PAGE} lacks {BEGIN} … {END}"
-    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), metavar="RECIPE")
@@ -265,7 +256,7 @@ def main() -> int:
     if not args.only_docs:
         measure_all(args.recipes or list(RECIPES), args.seconds)
     if args.write_docs or args.only_docs:
-        PAGE.write_text(placed(PAGE.read_text(), table(stored())))
+        place(PAGE, "recipes", table(stored()))
     return 0
 
 

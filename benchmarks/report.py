@@ -40,6 +40,16 @@ def write(name: str, result: dict[str, Any]) -> Path:
     return path
 
 
+def place(page: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->` of a page."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, found, rest = page.read_text().partition(begin)
+    _, ends, tail = rest.partition(end)
+    if not (found and ends):
+        raise ValueError(f"{page} lacks {begin} … {end}")
+    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+
+
 def _shown(argument: str) -> str:
     """An argument; of an absolute path only the last part, without the machine's folders."""
     return Path(argument).name if argument.startswith("/") else argument

@@ -201,6 +201,11 @@ class PopArtConfig(Settings):
     """Initial mean of the returns, in units of the multiplied reward."""
     init_nu: Positive = 100.0
     """Initial variance of the returns, in units of the multiplied reward."""
+    preserve_outputs: bool = True
+    """A change of the statistics moves no value (as published), by a scale and an offset outside of
+    the networks: their outputs stay in units of sqrt(init_nu), so returns a hundred times as large
+    are learned late. False: outputs are normalised returns, and all values move with the
+    statistics. Critics over bins output returns in any case."""
 
 
 class _CriticConfig(Settings):

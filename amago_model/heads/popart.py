@@ -1,8 +1,10 @@
-"""PopArt: normalised returns, with outputs preserved when the statistics change.
+"""PopArt: normalised returns, by default with outputs preserved when the statistics change.
 
 For a raw network output x, the normalised value is w x + b and the value is sigma (w x + b) + mean.
 An update of (mean, sigma) also updates w and b so that the value of each x does not change (van
-Hasselt et al. 2016). w and b are statistics, not weights; critics and target critics share them.
+Hasselt et al. 2016). w and b are statistics, not weights; critics and target critics share them. So sigma w never
+changes, nor the scale of the outputs that a network must learn. Without `preserve_outputs` w stays
+1 and b 0, and the values of x move with mean and sigma.
 Critics over bins output returns; they use only mean and sigma.
 """
 
@@ -26,6 +28,7 @@ class PopArt(Statistics):
         super().__init__()
         self.enabled, self.bins = config is not None, bins
         c = config or PopArtConfig()
+        self.preserves = c.preserve_outputs
         self.moments = RunningMoments((n_gammas,), beta=c.beta, init_nu=c.init_nu)
         self.moments.mean.fill_(c.init_mean)
         self.register_buffer("w", torch.ones(n_gammas))
@@ -50,6 +53,8 @@ class PopArt(Statistics):
             return
         old_mean, old_sigma = self.mean.clone(), self.sigma
         self.moments.apply_batch(x, mask)
+        if not self.preserves:
+            return
         sigma = self.sigma
         self.w.mul_(old_sigma / sigma)
         self.b.mul_(old_sigma).add_(old_mean - self.mean).div_(sigma)

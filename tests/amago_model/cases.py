@@ -131,6 +131,9 @@ CASES: dict[str, Case] = {
     "discrete, legal actions": {"legal": True, "actor": {"prob_low": 0.2, "prob_high": 0.6}},
     "discrete, softened": {"critic": {"soften_data_actions": True}},
     "discrete, no popart": {"critic": {"popart": None}},
+    "discrete, values move with the statistics": {
+        "critic": {"popart": {"beta": 0.1, "preserve_outputs": False}}
+    },
     "discrete, all critics": {"critic": {"n_critics_target": 3}},
     "discrete, with replacement": {"critic": {"subset_replacement": True}},
     "discrete, with replacement, all": {

@@ -87,6 +87,7 @@ class _Loops:
                 plain(norm.moments.updates),
                 *(plain(x[g]) for x in (norm.w, norm.b)),
                 (agent.config.critic.popart or PopArtConfig()).beta,
+                (agent.config.critic.popart or PopArtConfig()).preserve_outputs,
                 agent.config.critic.popart is not None,
             )
             for g in (range(len(self.gammas)) if norm is not None else ())

@@ -48,6 +48,7 @@ class SlowPopArt:
     w: float
     b: float
     beta: float
+    preserves: bool
     enabled: bool
 
     @property
@@ -61,8 +62,9 @@ class SlowPopArt:
         self.mean, self.variance, self.updates = moved_moments(
             self.mean, self.variance, self.updates, returns, self.beta
         )
-        self.w *= sigma / self.sigma
-        self.b = (sigma * self.b + mean - self.mean) / self.sigma
+        if self.preserves:
+            self.w *= sigma / self.sigma
+            self.b = (sigma * self.b + mean - self.mean) / self.sigma
 
     def normalize(self, y):  # type: ignore[no-untyped-def]
         return (y - self.mean) / self.sigma if self.enabled else y

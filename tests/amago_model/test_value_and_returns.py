@@ -126,6 +126,18 @@ def test_an_update_of_popart_moves_no_value() -> None:
         torch.testing.assert_close(popart.to_return(x), before, rtol=1e-4, atol=1e-3)
 
 
+def test_without_preserved_outputs_values_move_with_the_statistics() -> None:
+    popart = PopArt(2, PopArtConfig(beta=0.5, preserve_outputs=False))
+    returns = torch.tensor([[3.0, 100.0], [5.0, 300.0]])
+    for _ in range(60):
+        popart.update(returns, torch.ones(2, dtype=torch.bool))
+    x = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]])
+    expected = torch.tensor([[3.0, 100.0], [5.0, 300.0], [4.0, 200.0]])
+    torch.testing.assert_close(popart.to_return(x), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(popart.to_normalized(x), x)
+    assert popart.w.tolist() == [1.0, 1.0] and popart.b.tolist() == [0.0, 0.0]
+
+
 def test_popart_values_and_returns_are_normalised_alike() -> None:
     popart, x = _popart(), torch.randn(5, 2)
     popart.update(torch.randn(20, 2) * 9 + 4, torch.ones(20, dtype=torch.bool))

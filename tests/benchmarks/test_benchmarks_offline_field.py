@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.offline_field import (
-    BEGIN,
-    END,
     curves_chart,
     markdown,
     ranks_chart,
     report,
-    write_page,
 )
+from benchmarks.report import place
 
 
 def row(recipe: str, iqm: float, width: float = 1.0) -> dict[str, object]:
@@ -108,8 +106,8 @@ def test_recorded_rows_stay_until_the_folder_has_them(folder: Path) -> None:
 def test_the_page_and_the_pictures_show_every_dataset(folder: Path) -> None:
     result = report(folder)
     page = folder / "results.md"
-    page.write_text(f"# Title\n{BEGIN}\nold\n{END}\nend\n")
-    write_page(result, page)
+    page.write_text("# Title\n<!-- field: begin -->\nold\n<!-- field: end -->\nend\n")
+    place(page, "field", markdown(result))
     text = page.read_text()
     assert text.startswith("# Title") and text.endswith("end\n") and "old" not in text
     assert markdown(result) in text and "worse" in text
@@ -121,3 +119,12 @@ def test_the_page_and_the_pictures_show_every_dataset(folder: Path) -> None:
     for table in result["datasets"].values():
         table["curves"] = []
     assert curves_chart(result) is None
+
+
+def test_a_page_without_its_markers_is_left_as_it_is(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for text in ("# Title\n", "<!-- field: begin -->\nold\n"):
+        page.write_text(text)
+        with pytest.raises(ValueError, match=r"lacks <!-- field: begin --> … <!-- field: end -->"):
+            place(page, "field", "new")
+        assert page.read_text() == text
