@@ -102,6 +102,10 @@ def exploring(steps: int) -> tuple[str, ...]:
 
 MEMORY, LOSSES = "--train.agent.trajectory-encoder", "--train.agent.losses"
 POPART = "--train.agent.critic.popart"
+GRU = (
+    *(f"{MEMORY}.kind=gru", f"{MEMORY}.d-hidden=128", f"{MEMORY}.d-output=64"),
+    f"{MEMORY}.n-layers=1",
+)
 
 
 def t_maze(length: int, batch: int, steps: int, ratio: float) -> tuple[str, ...]:
@@ -122,19 +126,18 @@ CHECKS = (
     Check(
         *("c1", "CartPole", 400.0, 150.0, ((101, 341), (123, 356))),
         ("CartPole-v1", *exploring(10_000)),
+        memory=GRU,
     ),
     Check(
         *("c2", "CartPole without velocities", 473.0, 180.0, ((46, 473),)),
         ("stepwell/CartPolePosition-v0", *exploring(10_000)),
-        memory=(
-            *(f"{MEMORY}.kind=gru", f"{MEMORY}.d-hidden=128", f"{MEMORY}.d-output=64"),
-            *(f"{MEMORY}.n-layers=1", "--train.agent.timestep-encoder.differences=true"),
-        ),
+        memory=(*GRU, "--train.agent.timestep-encoder.differences=true"),
         without_memory=100.0,
     ),
     Check(
         *("c3", "CartPole without positions", 300.0, 180.0, ()),
         ("stepwell/CartPoleVelocity-v0", *exploring(10_000)),
+        memory=GRU,
     ),
     Check(
         *("c4", "Pendulum", -169.0, 240.0, ((124, -295), (152, -169))),

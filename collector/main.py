@@ -17,7 +17,7 @@ from stepwell._signals import interrupt, stop_signals
 from stepwell.errors import StepwellError, Undelivered
 
 if TYPE_CHECKING:
-    from collector.evaluate import PairedComparison
+    from collector.evaluation_result import PairedComparison
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +47,8 @@ def evaluate(argv: list[str] | None = None) -> int:
         with stop_signals(interrupt):
             if config.every_version:
                 return _evaluate_versions(config, out, console, as_json)
-            from collector.evaluate import compare_paired, run_evaluation
+            from collector.evaluate import run_evaluation
+            from collector.evaluation_result import compare_paired
 
             result, notes = run_evaluation(config, console, quiet=as_json)
             if config.against:

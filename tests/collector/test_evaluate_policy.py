@@ -13,7 +13,8 @@ from amago_model.config import AgentConfig, Spaces
 from collector.builtin import RECALL_ID
 from collector.envs import BrokenEnv, Interface, interface_of, make
 from collector.episode_recorder import EpisodeSummary
-from collector.evaluate import EvaluationResult, evaluate_policy, summarise
+from collector.evaluate import evaluate_policy
+from collector.evaluation_result import EvaluationResult, summarise
 from collector.main import evaluate as main
 from collector.policy_actor import RandomActor
 from stepwell.errors import InvalidSpace
