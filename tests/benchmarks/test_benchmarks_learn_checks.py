@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learn_checks import CHECKS, COMMON, WITHOUT_MEMORY, Check, add, measure, outcome
-from benchmarks.learn_curves import chart, markdown
+from benchmarks.learn_checks import (
+    CHECKS,
+    COMMON,
+    NAME,
+    WITHOUT_MEMORY,
+    Check,
+    add,
+    measure,
+    outcome,
+)
+from benchmarks.learn_curves import PAGE, chart, markdown
+from benchmarks.report import RESULTS, place
 from tests.run_words import settings
 
 pytestmark = pytest.mark.timeout(300)
@@ -106,3 +116,10 @@ def test_the_table_and_the_picture_show_what_was_reached_and_what_was_not() -> N
     ]
     drawn = json.dumps(chart({"c5": c5, "c1": c1}).to_dict())
     assert "c5 T-Maze" in drawn and '"mean return": 0.45' in drawn and '"mean return": 341' in drawn
+
+
+def test_the_docs_show_the_recorded_checks(tmp_path: Path) -> None:
+    again = tmp_path / "page.md"
+    again.write_text(PAGE.read_text())
+    place(again, "learning checks", markdown(json.loads((RESULTS / f"{NAME}.json").read_text())))
+    assert again.read_text() == PAGE.read_text(), "run: python -m benchmarks.learn_curves"
