@@ -2,10 +2,10 @@
 
 For a raw network output x, the normalised value is w x + b and the value is sigma (w x + b) + mean.
 An update of (mean, sigma) also updates w and b so that the value of each x does not change (van
-Hasselt et al. 2016). w and b are statistics, not weights; critics and target critics share them. So sigma w never
-changes, nor the scale of the outputs that a network must learn. Without `preserve_outputs` w stays
-1 and b 0, and the values of x move with mean and sigma.
-Critics over bins output returns; they use only mean and sigma.
+Hasselt et al. 2016). w and b are statistics, not weights; critics and target critics share them.
+So sigma w never changes, nor the scale of the outputs that a network must learn. Without
+`preserve_outputs` w stays 1 and b 0, and the values of x move with mean and sigma. Critics over
+bins output returns; they use only mean and sigma.
 """
 
 from __future__ import annotations
