@@ -80,8 +80,8 @@ def _panel(key: str, found: Mapping[str, Any]) -> alt.LayerChart:
         alt.Chart(alt.Data(values=rows))
         .mark_line(point=True, strokeWidth=1.5)
         .encode(
-            x=alt.X("seconds:Q", title="seconds since the command"),
-            y=alt.Y("mean return:Q"),
+            x=alt.X("seconds:Q", title="seconds since the command", scale=alt.Scale(domainMin=0)),
+            y=alt.Y("mean return:Q", title="mean return"),
             detail="run:N",
             color=alt.Color(
                 "who:N",
@@ -93,7 +93,7 @@ def _panel(key: str, found: Mapping[str, Any]) -> alt.LayerChart:
     target = (
         alt.Chart(alt.Data(values=[{"target": found["target"]}]))
         .mark_rule(strokeDash=[4, 4], color="gray")
-        .encode(y="target:Q")
+        .encode(y=alt.Y("target:Q", title="mean return"))
     )
     return (target + line).properties(width=220, height=150, title=f"{key} {found['task']}")
 
