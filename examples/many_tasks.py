@@ -1,10 +1,11 @@
-"""Environments that play another task in each episode: BabyAI, Atari and Meta-World.
+"""Environments that play another task in each episode: POPGym, BabyAI, Atari and Meta-World.
 
+    PopgymGames-v0      27 memory games with up to 30 actions                    stepwell[popgym]
     BabyAITasks-v0      tasks with one instruction of at most nine words         stepwell[minigrid]
     AtariGames-v0       games with all 18 actions, frames of 84 x 84 x 3         stepwell[atari]
     MetaWorldTasks-v0   reach-v3 or another task, ml10, ml45: each goal is new   metaworld
 
-They are used by the files 07, 08 and 10 beside this one. To see what they do:
+They are used by the files 03, 07, 08 and 10 beside this one. To see what they do:
 
     python examples/many_tasks.py BabyAITasks-v0
 
@@ -23,6 +24,11 @@ from collector.texts import BABYAI_WORDS, TextWords
 MULTI_GAME_ATARI = (
     "Pong Boxing Breakout Gopher MsPacman ChopperCommand CrazyClimber BattleZone Qbert Seaquest"
 )
+POPGYM_GAMES = (
+    "Autoencode RepeatPrevious RepeatFirst CountRecall PositionOnlyCartPole VelocityOnlyCartpole "
+    "NoisyPositionOnlyCartPole MultiarmedBandit HigherLower"
+)
+"""Those with one discrete action and a small observation, each Easy, Medium and Hard."""
 HARDER_WORDS = ("Debug", "Seq", "Synth", "Boss", "Order", "Two", "Doors")
 """In the names of BabyAI's tasks with several instructions, or without an end."""
 
@@ -58,6 +64,49 @@ class ManyTasks(gymnasium.Env):
     def close(self):
         for env in self._made.values():
             env.close()
+
+
+class PaddedGame(gymnasium.Wrapper):
+    """One game in the spaces of all: categories as one-hot numbers, padded with zeros. An action
+    that the game does not have is a random one of those that it has; the last number of the
+    observation says so (1: the action was the agent's)."""
+
+    NUMBERS, ACTIONS = 26, 30
+
+    def __init__(self, env):
+        super().__init__(env)
+        shape = (self.NUMBERS + 1,)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+        self.action_space = gymnasium.spaces.Discrete(self.ACTIONS)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._padded(obs, True), info
+
+    def step(self, action):
+        exists = bool(action < self.env.action_space.n)
+        if not exists:
+            action = self.np_random.integers(self.env.action_space.n)
+        obs, reward, terminated, truncated, info = self.env.step(int(action))
+        return self._padded(obs, exists), float(reward), terminated, truncated, info
+
+    def _padded(self, obs, exists):
+        flat = gymnasium.spaces.flatten(self.env.observation_space, obs)
+        padded = np.zeros(self.NUMBERS + 1, np.float32)
+        padded[: len(flat)], padded[-1] = flat, exists
+        return padded
+
+
+def popgym(games=POPGYM_GAMES, levels="Easy Medium Hard"):
+    """`games`: as "RepeatFirst HigherLower"; `levels`: of Easy, Medium, Hard."""
+    import popgym  # noqa: F401 - registers the games
+
+    def make(name):
+        return PaddedGame(gymnasium.make(f"popgym-{name}-v0", disable_env_checker=True))
+
+    names = [f"{game}{level}" for game in games.split() for level in levels.split()]
+    return ManyTasks({name: lambda name=name: make(name) for name in names})
 
 
 def babyai(tasks="", max_words=9):
@@ -137,6 +186,7 @@ def metaworld(benchmark="reach-v3", split="train"):
 
 
 ENVIRONMENTS = {
+    "PopgymGames-v0": popgym,
     "BabyAITasks-v0": babyai,
     "AtariGames-v0": atari,
     "MetaWorldTasks-v0": metaworld,

@@ -18,6 +18,7 @@ import pytest
 from amago_model.acting import ActingPolicy
 from amago_model.config import Spaces
 from collector.envs import interface_of, make, parse_pairs
+from examples.many_tasks import PaddedGame
 from stepwell import run as run_command
 from tests.run_words import settings
 
@@ -211,3 +212,38 @@ def test_battles_are_mixed_and_no_illegal_action_is_played(service, tmp_path: Pa
         assert unknown > 20
     said = run([*data, "--check", "battle-small"], tmp_path, service.url)
     assert "0 illegal actions" in said
+
+
+# --- many tasks -------------------------------------------------------------------------------
+
+
+class Cards(gymnasium.Env):
+    """Shows whether the deck is empty and a suit; has three actions, of which it keeps the last."""
+
+    observation_space = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(4)]
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return (0, 3), {}
+
+    def step(self, action):
+        self.action = action
+        return (1, 2), 0.5, True, False, {}
+
+
+def test_a_game_is_padded_and_has_the_actions_of_all() -> None:
+    game = PaddedGame(Cards())
+    obs, _ = game.reset(seed=0)
+    assert obs.tolist() == [1, 0, 0, 0, 0, 1] + 20 * [0] + [1] and obs in game.observation_space
+    obs, reward, terminated, truncated, _ = game.step(2)
+    assert obs.tolist() == [0, 1, 0, 0, 1, 0] + 20 * [0] + [1]
+    assert (reward, terminated, truncated, game.unwrapped.action) == (0.5, True, False, 2)
+    taken = set()
+    for _ in range(50):
+        obs, *_ = game.step(29)
+        assert obs[-1] == 0
+        taken.add(game.unwrapped.action)
+    assert taken == {0, 1, 2}

@@ -50,9 +50,12 @@ def _of(client: Client, plan: Plan, part: Part) -> tuple[str, str]:
         return _train(client.run(plan.run), client.workers())
     if kind == "evaluate":
         return "running", _evaluate(scores(client, plan.run, plan.env))
-    pid = part.job.process.pid if part.job is not None else None
-    mine = [w for w in client.workers() if w.pid == pid and w.role == "collect" and w.alive]
-    return _collect(client, mine[0]) if mine else (part.state, "starting")
+    mine = [w for w in client.workers() if w.pid == part.pid and w.role == "collect"]
+    if part.state == "running":
+        mine = [w for w in mine if w.alive]
+    if not mine:
+        return part.state, "starting" if part.state == "running" else ""
+    return _collect(client, max(mine, key=lambda w: w.started_at))
 
 
 def _train(run: Run, workers: Sequence[Worker]) -> tuple[str, str]:
@@ -74,7 +77,8 @@ def _collect(client: Client, worker: Worker) -> tuple[str, str]:
     c = worker.counters
     parts = [pluralize(int(c.get("episodes", 0)), "episode")]
     parts.append(pluralize(int(c.get("env_steps", 0)), "step"))
-    parts.append(f"{c.get('steps_per_second', 0):,.0f}/s")
+    if worker.alive:
+        parts.append(f"{c.get('steps_per_second', 0):,.0f}/s")
     returns = client.run(worker.run).latest.get("collect/return") if worker.run else None
     if returns is not None:
         parts.append(f"return {returns:.4g}")

@@ -43,6 +43,8 @@ class Part:
     processes: Processes
     """Starts it; its folder has the log."""
     job: Job | None = None
+    pid: int | None = None
+    """Of the last process, which may have ended."""
     starts: int = 0
     broke_soon: int = 0
     not_before: float = 0.0
@@ -120,6 +122,7 @@ class Supervisor:
 
     def _start(self, part: Part) -> None:
         part.job = part.processes.start(part.name, part.words)
+        part.pid = part.job.process.pid
         part.starts += 1
 
     def _ended(self, part: Part, job: Job, status: int) -> None:
