@@ -72,6 +72,8 @@ PARQUET = "application/vnd.apache.parquet"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_METADATA = 16 * 1024
 MAX_POINTS = 10_000
+LABELLED_AT_ONCE = 10_000
+MATCHING = 1_000_000
 ROLES = ("train", "collect", "evaluate")
 
 
@@ -506,6 +508,40 @@ class Client(Transport):
         )
         path = route("trajectories", trajectory_id)
         return self.ask(messages.TrajectoryInfo, "PATCH", path, body=body)
+
+    def matching_trajectories(self, where: str) -> list[str]:
+        """Ids of all trajectories that satisfy a condition on the table `trajectories`, by dataset
+        and seq; at most a million. Raises `BadRequest` with the message of the database."""
+        query = f"select id from trajectories where {where}\norder by dataset, seq"
+        found = self.sql(query, limit=MATCHING, timeout=60.0)
+        if found.truncated:
+            raise InvalidData("where: too many match", expected=f"at most {MATCHING:,}")
+        return [str(row[0]) for row in found.rows]
+
+    def label_trajectories(
+        self,
+        ids: Sequence[str],
+        *,
+        add_tags: Sequence[str] = (),
+        remove_tags: Sequence[str] = (),
+        add_flags: Sequence[str] = (),
+        remove_flags: Sequence[str] = (),
+        protect: bool = False,
+    ) -> int:
+        """Add and remove labels of many trajectories; the number of those that changed.
+
+        10,000 change together or not at all; more are sent in parts.
+        """
+        labels = {"add_tags": list(add_tags), "remove_tags": list(remove_tags)}
+        labels |= {"add_flags": list(add_flags), "remove_flags": list(remove_flags)}
+        changed = 0
+        for start in range(0, len(ids), LABELLED_AT_ONCE):
+            some = list(ids[start : start + LABELLED_AT_ONCE])
+            body = request(messages.LabelTrajectories, ids=some, protect=protect, **labels)
+            path = "/v1/trajectories/labels"
+            answer = self.ask(messages.Labelled, "POST", path, body=body, idempotent=True)
+            changed += answer.changed
+        return changed
 
     # --- SQL --------------------------------------------------------------------------------------
 

@@ -347,6 +347,23 @@ class PatchTrajectory(Request):
     partition: Partition | None = None
 
 
+class LabelTrajectories(Request):
+    """Labels of many trajectories: removed ones go first, then the others are added."""
+
+    ids: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
+    add_tags: list[Tag] = []
+    remove_tags: list[Tag] = []
+    add_flags: list[Tag] = []
+    remove_flags: list[Tag] = []
+    protect: bool = False
+    """Move those in fifo to protected."""
+
+
+class Labelled(Response):
+    changed: int
+    """How many were not so before."""
+
+
 # --- jobs --------------------------------------------------------------------------------------
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]

@@ -93,7 +93,7 @@ def list_trajectories(
 def get_trajectory(service: ServiceDep, trajectory_id: str) -> TrajectoryInfo:
     # 404, or 410 if it was evicted.
     with service.db.read() as connection:
-        return info(_row(connection, trajectory_id))
+        return info(get_row(connection, trajectory_id))
 
 
 @router.patch("/trajectories/{trajectory_id}")
@@ -110,7 +110,7 @@ def patch_trajectory(
     if body.notes is not None:
         values["notes"] = body.notes
     with service.db.write() as connection:
-        row = _row(connection, trajectory_id)
+        row = get_row(connection, trajectory_id)
         if body.partition == "fifo" and row["partition"] == "protected":
             raise ProblemError(
                 409,
@@ -122,14 +122,14 @@ def patch_trajectory(
             )
         if body.partition == "protected" and row["partition"] == "fifo":
             values["partition"] = "protected"
-            _recount(connection, row, "protected")
+            recount(connection, row, "protected")
         if values:
             connection.execute(
                 sa.update(trajectories)
                 .where(trajectories.c.pk == row["pk"])
                 .values(change_id=next_change_id(connection), **values)
             )
-        return info(_row(connection, trajectory_id))
+        return info(get_row(connection, trajectory_id))
 
 
 @router.post(
@@ -141,7 +141,7 @@ def demote_trajectory(
 ) -> TrajectoryInfo | None:
     """protected → fifo, for admins; audited. 204 if fifo was full and it was evicted at once."""
     with service.db.write() as connection:
-        row = _row(connection, trajectory_id)
+        row = get_row(connection, trajectory_id)
         if row["partition"] == "protected":
             where = {"dataset": row["dataset"], "seq": row["seq"]}
             write_audit(connection, caller, "demote", trajectory_id, **where)
@@ -151,7 +151,7 @@ def demote_trajectory(
                 .where(trajectories.c.pk == row["pk"])
                 .values(partition="fifo", change_id=change_id)
             )
-            _recount(connection, row, "fifo")
+            recount(connection, row, "fifo")
             evict_over_capacity(connection, row["dataset_pk"], change_id)
     try:
         return get_trajectory(service, trajectory_id)
@@ -202,7 +202,7 @@ def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpe
     damaged."""
     for attempt in range(3):
         with service.db.read() as connection:
-            row = _row(connection, trajectory_id)
+            row = get_row(connection, trajectory_id)
             spec = EnvSpec.from_json(
                 connection.execute(
                     sa.select(datasets.c.spec).where(datasets.c.pk == row["dataset_pk"])
@@ -250,7 +250,8 @@ def info(row: Mapping[Any, Any]) -> TrajectoryInfo:
     return TrajectoryInfo.model_validate(values)
 
 
-def _row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
+def get_row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
+    """The row of a living trajectory. Raises 404, or 410 if it was evicted."""
     row = (
         connection.execute(_SELECT.where(trajectories.c.id == trajectory_id))
         .mappings()
@@ -271,7 +272,7 @@ def _row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
     raise not_found("trajectory", trajectory_id[:64])
 
 
-def _recount(connection: Connection, row: Mapping[str, Any], partition: str) -> None:
+def recount(connection: Connection, row: Mapping[str, Any], partition: str) -> None:
     """Move one trajectory's counts between the totals of two partitions."""
     numbers = (1, row["length"], row["bytes"], row["return"])
     before = bucket_of(row["partition"], row["purpose"])

@@ -1,4 +1,4 @@
-"""`stepwell trajectories`: list, show, protect, tag."""
+"""`stepwell trajectories`: list, show, protect, tag, label many."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import argparse
 
 from stepwell.client import Client
 from stepwell.commands import common
+from stepwell.errors import InvalidData
 from stepwell.messages import Page, TrajectoryInfo
 
 ABOUT = """\
 List, show, tag and protect trajectories.
 
 A trajectory is a contiguous piece of one episode, usually all of it. Protected ones are never
-evicted; tags are a column in SQL."""
+evicted; tags and flags are columns in SQL, and a flag says what is wrong with one."""
 EXAMPLES = """\
   stepwell trajectories list hopper --order=-return --limit 10
   stepwell trajectories show 0198c0de-…
   stepwell trajectories tag 0198c0de-… clumsy good-start
-  stepwell trajectories protect 0198c0de-…"""
+  stepwell trajectories protect 0198c0de-…
+  stepwell trajectories label --where "dataset = 'hopper' and length < 10" --flag too-short
+  stepwell trajectories label --where "list_contains(flags, 'too-short')" --unflag too-short"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,6 +43,19 @@ def main(argv: list[str] | None = None) -> int:
         actions, "protect", protect_trajectories, "move to the protected partition: never evicted"
     )
     tag = common.add_action(actions, "tag", tag_trajectory, "add tags (or --remove them)")
+    label = common.add_action(
+        actions, "label", label_trajectories, "add and remove labels of all that match"
+    )
+    label.add_argument("id", nargs="*")
+    label.add_argument("--where", help="instead of ids: a condition on the table `trajectories`")
+    for field, what in (
+        ("--tag", "add this tag"),
+        ("--untag", "remove this tag"),
+        ("--flag", "add this flag: what is wrong with them"),
+        ("--unflag", "remove this flag"),
+    ):
+        label.add_argument(field, action="append", default=[], metavar="NAME", help=what)
+    label.add_argument("--protect", action="store_true", help="move to the protected partition")
     show.add_argument("id")
     protect.add_argument("id", nargs="+")
     tag.add_argument("id")
@@ -97,3 +113,23 @@ def tag_trajectory(client: Client, args: argparse.Namespace) -> common.Answer:
     info = client.patch_trajectory(args.id, tags=kept if args.remove else [*kept, *args.tags])
     shown = ", ".join(map(common.printable, info.tags)) or "no tags"
     return info, lambda: print(f"{info.id}: {shown}")
+
+
+def label_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
+    if bool(args.id) == bool(args.where):
+        raise InvalidData("label: which?", expected="ids, or --where CONDITION", got="both or none")
+    if not (args.tag or args.untag or args.flag or args.unflag or args.protect):
+        raise InvalidData(
+            "label: nothing to do", expected="--tag, --untag, --flag, --unflag or --protect"
+        )
+    ids = args.id or client.matching_trajectories(args.where)
+    changed = client.label_trajectories(
+        ids,
+        add_tags=args.tag,
+        remove_tags=args.untag,
+        add_flags=args.flag,
+        remove_flags=args.unflag,
+        protect=args.protect,
+    )
+    answer = {"matching": len(ids), "changed": changed}
+    return answer, lambda: print(f"{changed:,} of {len(ids):,} matching changed")

@@ -241,6 +241,24 @@ def test_trajectories(run, ask, dataset, name):
     assert "protected" in run("trajectories", "show", one)[1]
 
 
+def test_many_trajectories_are_labelled_by_a_condition(run, ask, dataset, name):
+    short = f"dataset = '{name}' and length < 3"
+    flagged = ask("trajectories", "label", "--where", short, "--flag", "short", "--tag", "a")
+    assert flagged == {"matching": 2, "changed": 2}
+    page = ask("trajectories", "list", name, "--order=length")
+    assert [t["flags"] for t in page["items"][:3]] == [["short"], ["short"], []]
+    bad = "list_contains(flags, 'short')"
+    assert "2 of 2" in run("trajectories", "label", "--where", bad, "--unflag", "short")[1]
+    assert ask("trajectories", "label", "--where", bad, "--tag", "b")["matching"] == 0
+    one = page["items"][0]["id"]
+    assert ask("trajectories", "label", one, "--untag", "a", "--protect")["changed"] == 1
+    for wrong in ([one], ["--tag", "x"], [one, "--where", "true", "--tag", "x"]):
+        status, _, err = run("trajectories", "label", *wrong)
+        assert status == 2 and "label: " in err and err.count("\n") == 1
+    status, _, err = run("trajectories", "label", "--where", "lenth < 3", "--tag", "x")
+    assert status != 0 and "lenth" in err
+
+
 def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
     query = f"select length, return from trajectories where dataset = '{name}' order by length"
     status, out, _ = run("sql", query)

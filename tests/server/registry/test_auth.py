@@ -195,6 +195,7 @@ ALLOWED: dict[str, str] = {
     "GET /v1/trajectories/{trajectory_id}": READERS,
     "GET /v1/trajectories/{trajectory_id}/steps": READERS,
     "PATCH /v1/trajectories/{trajectory_id}": "",
+    "POST /v1/trajectories/labels": "",
     "POST /v1/trajectories/{trajectory_id}/demote": "",
     "POST /v1/datasets/{name}/imports": "ingest own",
     "GET /v1/jobs": COLLECTORS,
