@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from dashboard.frames import gif
 from stepwell import Client
 from stepwell.comparison import (
     NAMES_SQL,
@@ -213,6 +214,12 @@ def comparison(name: str) -> ComparisonTable:
     return ComparisonTable(rows, curves(found), found.reference, published, sql)
 
 
+@read(60, entries=8)
+def film(trajectory_id: str, key: str) -> bytes:
+    """The frames of one image observation as a GIF."""
+    return gif(steps(trajectory_id).obs[key])
+
+
 @read(2)
 def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
     """One page, newest first, and the cursor of the next one."""
@@ -394,15 +401,6 @@ def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
     """Apply the same change to each trajectory; stops at the first error."""
     for trajectory_id in ids:
         client().patch_trajectory(trajectory_id, **fields)
-
-
-def add_label(ids: Sequence[str], field: str, label: str) -> None:
-    """Add one tag or flag (`field` is "tags" or "flags") to each trajectory's existing ones."""
-    for trajectory_id in ids:
-        now = getattr(client().trajectory(trajectory_id), field)
-        if label not in now:
-            change: dict[str, Any] = {field: [*now, label]}
-            client().patch_trajectory(trajectory_id, **change)
 
 
 def npz(trajectory: Trajectory) -> bytes:

@@ -5,6 +5,8 @@ Run it with `stepwell dash`, or `streamlit run dashboard/app.py`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 from dashboard import api, components
@@ -18,6 +20,7 @@ from dashboard.views import (
     workers,
 )
 
+LOGO = str(Path(__file__).with_name("logo.svg"))
 # Group → name, which is also the path → page, title, icon.
 PAGES = {
     "": {"overview": (overview.show, "Overview", "home")},
@@ -51,7 +54,9 @@ def health() -> None:
 
 
 def main() -> None:
-    st.set_page_config(page_title="Stepwell", page_icon=":material/stairs:", layout="wide")
+    # A material icon as favicon would be fetched from another host.
+    st.set_page_config(page_title="Stepwell", page_icon=LOGO, layout="wide")
+    st.logo(LOGO, size="large")
     pages = {
         name: st.Page(
             show, title=title, icon=f":material/{icon}:", url_path=name, default=name == "overview"

@@ -509,6 +509,15 @@ class Client(Transport):
         path = route("trajectories", trajectory_id)
         return self.ask(messages.TrajectoryInfo, "PATCH", path, body=body)
 
+    def demote_trajectory(self, trajectory_id: str) -> messages.TrajectoryInfo | None:
+        """Move it from protected to fifo; needs the scope admin. None: fifo was full, and it was
+        evicted at once."""
+        path = route("trajectories", trajectory_id, "demote")
+        response = self.call("POST", path, idempotent=True)
+        if response.status_code == 204:
+            return None
+        return messages.TrajectoryInfo.model_validate_json(response.content)
+
     def matching_trajectories(self, where: str) -> list[str]:
         """Ids of all trajectories that satisfy a condition on the table `trajectories`, by dataset
         and seq; at most a million. Raises `BadRequest` with the message of the database."""

@@ -1,39 +1,116 @@
-"""The episode viewer: one trajectory, a step slider, and charts that follow it."""
+"""The episode viewer: one or two trajectories, a step slider that plays, and what follows it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, formatting
+from dashboard import api, charts, components, formatting, frames
 
 DIMENSIONS = 256
 """Maximum dimensions shown of one array; use SQL for the rest."""
+PLAYING = "playing"
+TICK = 0.5
+"""Seconds between two steps while it plays: the browser draws all charts anew."""
 MOST_LINES = 8
 """Number of dimensions drawn by default."""
 
 
-def draw(info: Any) -> None:
-    """Draw everything about one trajectory (`info`: its row of the index)."""
-    trajectory = api.steps(info.id)
-    _facts(info)
-    length = info.length
-    if st.session_state.get("t", 0) > length:
+def draw(shown: Sequence[Any]) -> None:
+    """Draw one trajectory, or two side by side (`shown`: their rows of the index)."""
+    for place, info in zip(st.columns(len(shown), gap="large"), shown, strict=True):
+        with place:
+            _facts(info, wide=len(shown) == 1)
+    playing = st.session_state.get(PLAYING, False)
+    drawn = False
+
+    def part() -> None:
+        nonlocal drawn
+        # Drawn again by the clock, and not with the whole page: time to move on.
+        if drawn and st.session_state.get(PLAYING, False):
+            _advance(max(info.length for info in shown))
+        drawn = True
+        _steps(shown)
+
+    every = TICK if playing else None
+    st.fragment(run_every=every)(lambda: components.guarded(part))()
+
+
+def _advance(last: int) -> None:
+    t = st.session_state.get("t", 0) + int(st.session_state.get("pace") or 1)
+    st.session_state["t"] = min(t, last)
+    if t >= last:
+        st.session_state[PLAYING] = False
+        st.rerun()
+
+
+def _play(last: int) -> None:
+    playing = not st.session_state.get(PLAYING, False)
+    st.session_state[PLAYING] = playing
+    if playing and st.session_state.get("t", 0) >= last:
         st.session_state["t"] = 0
+
+
+def _move(by: int, last: int) -> None:
+    st.session_state["t"] = min(max(st.session_state.get("t", 0) + by, 0), last)
+
+
+def _steps(shown: Sequence[Any]) -> None:
+    """The step slider, and what follows it."""
+    last = max(info.length for info in shown)
+    if st.session_state.get("t", 0) > last:
+        st.session_state["t"] = 0
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        playing = st.session_state.get(PLAYING, False)
+        st.button(
+            "Back", key="back", icon=":material/skip_previous:", shortcut="left",
+            on_click=_move, args=(-1, last),
+        )  # fmt: skip
+        # The clock belongs to the fragment, which only the whole page can make anew.
+        if st.button(
+            "Pause" if playing else "Play", key="play", shortcut="p", on_click=_play, args=(last,),
+            icon=":material/pause:" if playing else ":material/play_arrow:", type="primary",
+        ):  # fmt: skip
+            st.rerun()
+        st.button(
+            "Forward", key="forward", icon=":material/skip_next:", shortcut="right",
+            on_click=_move, args=(1, last),
+        )  # fmt: skip
+        st.segmented_control(
+            "Steps per tick", [1, 2, 5, 20], default=1, key="pace", required=True,
+            help=f"While playing, {1 / TICK:g} ticks a second",
+        )  # fmt: skip
     t = st.slider(
-        f"Step t of {length}", 0, length, key="t", bind="query-params",
+        f"Step t of {last}", 0, last, key="t", bind="query-params",
         help="Row t holds observation t and what action t earned; row T has an observation only",
     )  # fmt: skip
-    left, right = st.columns(2, gap="large")
-    with left:
-        _rewards(trajectory, t)
-        _actions(trajectory, t)
-    with right:
-        _observations(trajectory, t)
-        _row(trajectory, t, info)
+    if len(shown) == 1:
+        left, right = st.columns(2, gap="large")
+        _one(shown[0], t, (left, right, right), "")
+        return
+    for number, (place, info) in enumerate(
+        zip(st.columns(len(shown), gap="large"), shown, strict=True)
+    ):
+        with place:
+            _one(info, t, (place, place, place), f"_{number}")
+
+
+def _one(info: Any, t: int, places: tuple[Any, Any, Any], side: str) -> None:
+    """The charts, frames and numbers of one trajectory; `side` ends the keys of its widgets."""
+    trajectory = api.steps(info.id)
+    t = min(t, info.length)
+    with places[0]:
+        _rewards(trajectory, t, side)
+        _actions(trajectory, t, side)
+    with places[1]:
+        _images(trajectory, t, info, side)
+        _observations(trajectory, t, side)
+    with places[2]:
+        _row(trajectory, t, info, side)
     sql = (
         f"SELECT * FROM {formatting.quoted(info.dataset)}.steps\n"
         f"WHERE trajectory_id = {formatting.literal(info.id)} ORDER BY t"
@@ -41,11 +118,11 @@ def draw(info: Any) -> None:
     components.sql_note(sql, label="SQL of its steps")
     st.download_button(
         "Download .npz", lambda: api.npz(trajectory), file_name=f"{info.id}.npz",
-        icon=":material/download:", key="npz", on_click="ignore",
+        icon=":material/download:", key=f"npz{side}", on_click="ignore",
     )  # fmt: skip
 
 
-def _facts(info: Any) -> None:
+def _facts(info: Any, *, wide: bool) -> None:
     with st.container(horizontal=True):
         end = "terminated" if info.terminated else "truncated" if info.truncated else "not ended"
         if end == "not ended":
@@ -64,15 +141,14 @@ def _facts(info: Any) -> None:
             st.badge(flag, color="red", icon=":material/flag:")
     first = f", from step {info.first_step}" if info.first_step else ""
     made = info.policy or info.collector or info.source or "unknown"
-    components.numbers(
-        [
-            ("Return", formatting.decimal(info.total_reward, 3), "Sum of its rewards"),
-            ("Length", formatting.count(info.length), f"Transitions{first}"),
-            ("Seed", "–" if info.seed is None else str(info.seed), ""),
-            ("Number", formatting.count(info.seq), "The service's order within the dataset"),
-            ("Size", formatting.size(info.bytes), "Arrays, before compression"),
-        ]
-    )
+    facts = [
+        ("Return", formatting.decimal(info.total_reward, 3), "Sum of its rewards"),
+        ("Length", formatting.count(info.length), f"Transitions{first}"),
+        ("Seed", "–" if info.seed is None else str(info.seed), ""),
+        ("Number", formatting.count(info.seq), "The service's order within the dataset"),
+        ("Size", formatting.size(info.bytes), "Arrays, before compression"),
+    ]
+    components.numbers(facts if wide else facts[:3])
     arrived = f"arrived {formatting.ago(info.created_at)}"
     env = info.env or "unknown environment"
     st.caption(f"{env} · made by {made} · {arrived} · digest {info.digest[:16]}")
@@ -80,10 +156,10 @@ def _facts(info: Any) -> None:
         st.caption(" · ".join(f"{k} {v:.4g}" for k, v in sorted(info.metrics.items())))
 
 
-def _rewards(trajectory: Any, t: int) -> None:
+def _rewards(trajectory: Any, t: int, side: str) -> None:
     rewards = trajectory.rewards.astype(float)
     what = st.segmented_control(
-        "Reward", ["per step", "so far", "to go"], default="per step", key="reward_kind",
+        "Reward", ["per step", "so far", "to go"], default="per step", key=f"reward_kind{side}",
         required=True,
     )  # fmt: skip
     if what == "so far":
@@ -97,26 +173,45 @@ def _rewards(trajectory: Any, t: int) -> None:
         *charts.lines(
             frame, x="t", y="value", x_title="t (steps)", y_title=title, cursor=float(t), height=220
         ),
-        key="rewards",
+        key=f"rewards{side}",
     )
 
 
-def _actions(trajectory: Any, t: int) -> None:
+def _actions(trajectory: Any, t: int, side: str) -> None:
     named = _dimensions(trajectory.actions)
     _cut(trajectory.actions)
     if named:
-        _lines(named, t, "Actions", "action (env units)", "actions")
+        _lines(named, t, "Actions", "action (env units)", f"actions{side}")
 
 
-def _observations(trajectory: Any, t: int) -> None:
+def _images(trajectory: Any, t: int, info: Any, side: str) -> None:
     for key, array in trajectory.obs.items():
-        if _is_image(array):
-            st.image(_enlarged(array[t]), caption=f"{key} at t = {t}", width=280)
-    vectors = {k: a for k, a in trajectory.obs.items() if not _is_image(a)}
+        if not frames.is_image(array):
+            continue
+        st.image(frames.enlarged(array[t]), caption=f"{key} at t = {t}", width=280)
+        with st.expander(
+            f"All frames of {key}", key=f"film_{key}{side}", on_change="rerun"
+        ) as folder:
+            if folder.open:
+                st.image(api.film(info.id, key), caption="from the first to the last step")
+                chosen = frames.strip(array)
+                st.image(
+                    [frames.enlarged(array[one], 96) for one in chosen],
+                    caption=[f"t = {one}" for one in chosen], width=96,
+                )  # fmt: skip
+
+
+def _observations(trajectory: Any, t: int, side: str) -> None:
+    vectors = {k: a for k, a in trajectory.obs.items() if not frames.is_image(a)}
     named = _dimensions(vectors)
     _cut(vectors)
     if named:
-        _lines(named, t, "Observations", "observation (env units)", "observations")
+        _lines(named, t, "Observations", "observation (env units)", f"observations{side}")
+    infos = {k: a for k, a in trajectory.infos.items() if a.dtype.kind in "fiub"}
+    if infos:
+        with st.expander("Infos", key=f"infos{side}", on_change="rerun") as opened:
+            if opened.open:
+                _lines(_dimensions(infos), t, "Infos", "info", f"info{side}")
 
 
 def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> None:
@@ -139,11 +234,11 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
     )  # fmt: skip
 
 
-def _row(trajectory: Any, t: int, info: Any) -> None:
+def _row(trajectory: Any, t: int, info: Any, side: str) -> None:
     """Show the values of row t."""
     rows: list[tuple[str, str]] = []
     for key, array in trajectory.obs.items():
-        if not _is_image(array):
+        if not frames.is_image(array):
             rows.append((f"obs.{key}", _numbers(array[t])))
     if t < info.length:
         for key, array in trajectory.actions.items():
@@ -157,7 +252,7 @@ def _row(trajectory: Any, t: int, info: Any) -> None:
     for key, array in trajectory.infos.items():
         rows.append((f"info.{key}", _numbers(array[t])))
     st.markdown(f"**Row t = {t}**")
-    st.dataframe(pd.DataFrame(rows, columns=["column", "value"]), hide_index=True, key="row")
+    st.dataframe(pd.DataFrame(rows, columns=["column", "value"]), hide_index=True, key=f"row{side}")
 
 
 def _numbers(value: Any) -> str:
@@ -182,19 +277,6 @@ def _cut(arrays: Any) -> None:
         numbers = int(np.prod(array.shape[1:]))
         if numbers > DIMENSIONS:
             st.caption(f"The first {DIMENSIONS} of {numbers:,} numbers of {key}; SQL has all.")
-
-
-def _is_image(array: Any) -> bool:
-    shape = array.shape[1:]
-    return array.dtype == np.uint8 and (
-        len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3, 4))
-    )
-
-
-def _enlarged(image: Any) -> Any:
-    """Enlarge small images with sharp pixels: the browser would blur them."""
-    factor = max(1, 280 // max(image.shape[0], image.shape[1]))
-    return image.repeat(factor, axis=0).repeat(factor, axis=1).squeeze()
 
 
 def _long(series: dict[str, Any]) -> pd.DataFrame:

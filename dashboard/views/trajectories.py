@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
-from dashboard.views import episode
+from dashboard.views import episode, labels
 
 PAGE = 100
 ORDERS = {
@@ -25,7 +23,9 @@ COLUMNS = (
 )
 
 
-@components.view("Trajectories", "Filter, open one, step through it; tag, flag, protect or note.")
+@components.view(
+    "Trajectories", "Filter, open one or two, play them; label one, or all that match."
+)
 def show() -> None:
     where = _filters()
     total = int(api.sql(f"SELECT count(*) AS n FROM trajectories WHERE {where}").frame["n"][0])
@@ -103,8 +103,8 @@ def _list(where: str, total: int) -> None:
         st.session_state["trajectory_selection"] = ids
         if ids:
             st.session_state["id"] = ids[0]
-    if len(ids) > 1:
-        _labels(ids, f"{len(ids)} trajectories", "bulk")
+            st.session_state["other"] = ids[1] if len(ids) == 2 else ""
+    labels.many(ids, where, total)
 
 
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:
@@ -123,19 +123,23 @@ def _viewer() -> None:
             "Trajectory", key="id", bind="query-params",
             placeholder="select a row above, or paste an id",
         )  # fmt: skip
+        other = st.text_input(
+            "Beside it", key="other", bind="query-params",
+            placeholder="another id, to compare", help="Two selected rows are shown side by side",
+        )  # fmt: skip
         listed: list[str] = st.session_state.get("trajectory_ids", [])
         at = listed.index(chosen) if chosen in listed else None
         st.button(
             "Previous", key="previous", icon=":material/chevron_left:", on_click=_open,
-            args=(listed[at - 1] if at else None,), disabled=not at,
+            args=(listed[at - 1] if at else None,), disabled=not at, shortcut="k",
         )  # fmt: skip
         last = at is None or at + 1 >= len(listed)
         st.button(
             "Next", key="next", icon=":material/chevron_right:", on_click=_open,
-            args=(None if last or at is None else listed[at + 1],), disabled=last,
+            args=(None if last or at is None else listed[at + 1],), disabled=last, shortcut="j",
         )  # fmt: skip
     if chosen and chosen.strip():
-        components.guarded(lambda: _open_one(chosen.strip()))
+        components.guarded(lambda: _open_one(chosen.strip(), (other or "").strip()))
 
 
 def _open(trajectory_id: str | None) -> None:
@@ -143,42 +147,7 @@ def _open(trajectory_id: str | None) -> None:
         st.session_state["id"] = trajectory_id
 
 
-def _open_one(trajectory_id: str) -> None:
-    info = api.trajectory(trajectory_id)
-    episode.draw(info)
-    _labels([trajectory_id], "this trajectory", f"one_{trajectory_id}", info)
-
-
-def _labels(ids: list[str], what: str, key: str, info: Any | None = None) -> None:
-    with st.form(f"labels_{key}", border=True):
-        st.markdown(f"**Label {what}**")
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            tag = st.text_input("Add tag", key=f"tag_{key}")
-            flag = st.text_input(
-                "Add flag", key=f"flag_{key}", help="What is wrong with it: broken, duplicate, …"
-            )
-            note = None
-            if info is not None:
-                note = st.text_input("Note", info.notes, key=f"note_{key}")
-            protect = st.checkbox(
-                "Protect", key=f"protect_{key}", help="Move to the protected partition; the way "
-                "back is an admin's",
-                value=info is not None and info.partition == "protected",
-                disabled=info is not None and info.partition == "protected",
-            )  # fmt: skip
-            sent = st.form_submit_button("Apply", type="primary", key=f"apply_{key}")
-    if not sent:
-        return
-
-    def go() -> None:
-        if tag:
-            api.add_label(ids, "tags", tag)
-        if flag:
-            api.add_label(ids, "flags", flag)
-        if info is not None and note is not None and note != info.notes:
-            api.patch_trajectories(ids, notes=note)
-        if protect and (info is None or info.partition != "protected"):
-            api.patch_trajectories(ids, partition="protected")
-
-    if components.attempt(go, f"{what} labelled"):
-        st.rerun()
+def _open_one(trajectory_id: str, other: str) -> None:
+    shown = [api.trajectory(one) for one in dict.fromkeys([trajectory_id, other]) if one]
+    episode.draw(shown)
+    labels.one(shown[0])

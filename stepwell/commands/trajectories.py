@@ -1,4 +1,4 @@
-"""`stepwell trajectories`: list, show, protect, tag, label many."""
+"""`stepwell trajectories`: list, show, protect, demote, tag, label many."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     protect = common.add_action(
         actions, "protect", protect_trajectories, "move to the protected partition: never evicted"
     )
+    demote = common.add_action(
+        actions, "demote", demote_trajectories, "move back to fifo, where they may be evicted"
+    )
     tag = common.add_action(actions, "tag", tag_trajectory, "add tags (or --remove them)")
     label = common.add_action(
         actions, "label", label_trajectories, "add and remove labels of all that match"
@@ -58,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     label.add_argument("--protect", action="store_true", help="move to the protected partition")
     show.add_argument("id")
     protect.add_argument("id", nargs="+")
+    demote.add_argument("id", nargs="+")
     tag.add_argument("id")
     tag.add_argument("tags", nargs="+")
     tag.add_argument("--remove", action="store_true", help="remove the tags instead")
@@ -105,6 +109,13 @@ def show_trajectory(client: Client, args: argparse.Namespace) -> common.Answer:
 def protect_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
     changed = [client.patch_trajectory(i, partition="protected") for i in args.id]
     return changed, lambda: print(f"protected {len(changed)}")
+
+
+def demote_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
+    kept = [client.demote_trajectory(i) for i in args.id]
+    evicted = sum(info is None for info in kept)
+    more = f"; {evicted} evicted at once, as fifo is full" if evicted else ""
+    return kept, lambda: print(f"demoted {len(kept)}{more}")
 
 
 def tag_trajectory(client: Client, args: argparse.Namespace) -> common.Answer:

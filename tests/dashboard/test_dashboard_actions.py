@@ -152,19 +152,38 @@ def test_what_is_protected_cannot_be_deleted_by_accident(
 
 
 def test_label_one_trajectory(service, client: Client, dataset: str, page: Page) -> None:
+    """Labels are added and taken back, and protection, too."""
     (first, *_) = client.trajectories(dataset).items
-    client.patch_trajectory(first.id, tags=["old"])
+    client.patch_trajectory(first.id, tags=["old"], flags=["odd"])
     drawn = page("trajectories", service.url, dataset=dataset, id=first.id)
-    key = f"one_{first.id}"
-    drawn.text_input(key=f"tag_{key}").set_value("good")
-    drawn.text_input(key=f"flag_{key}").set_value("odd")
-    drawn.text_input(key=f"note_{key}").set_value("look at t = 2")
-    drawn.checkbox(key=f"protect_{key}").check()
-    drawn.button(key=f"apply_{key}").click().run()
+    drawn.multiselect(key=f"tags_{first.id}").set_value(["old", "good"])
+    drawn.multiselect(key=f"flags_{first.id}").set_value([])
+    drawn.text_input(key=f"note_{first.id}").set_value("look at t = 2")
+    drawn.checkbox(key=f"move_{first.id}").check()
+    drawn.button(key=f"apply_{first.id}").click().run()
     fine(drawn)
     now = client.trajectory(first.id)
-    assert (now.tags, now.flags, now.notes) == (["old", "good"], ["odd"], "look at t = 2")
+    assert (now.tags, now.flags, now.notes) == (["old", "good"], [], "look at t = 2")
     assert now.partition == "protected"
+    assert drawn.checkbox(key=f"move_{first.id}").label == "Demote to fifo"
+    drawn.checkbox(key=f"move_{first.id}").check()
+    drawn.button(key=f"apply_{first.id}").click().run()
+    fine(drawn)
+    assert client.trajectory(first.id).partition == "fifo"
+
+
+def test_label_all_that_match(service, client: Client, dataset: str, page: Page) -> None:
+    ids = [t.id for t in client.trajectories(dataset, order="seq").items]
+    drawn = page("trajectories", service.url, dataset=dataset, where="seq > 1")
+    drawn.button(key="many_apply").click().run()
+    assert "Nothing to change" in drawn.info[0].value
+    drawn.text_input(key="many_add_flag").set_value("odd, late")
+    drawn.checkbox(key="many_protect").check()
+    drawn.button(key="many_apply").click().run()
+    fine(drawn)
+    found = [client.trajectory(one) for one in ids]
+    assert [t.flags for t in found] == [[], *(len(ids) - 1) * [["odd", "late"]]]
+    assert [t.partition for t in found] == ["fifo", *(len(ids) - 1) * ["protected"]]
 
 
 def test_set_an_alias_and_notes_of_a_run(service, client: Client, run: str, page: Page) -> None:

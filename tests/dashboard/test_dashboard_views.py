@@ -366,6 +366,36 @@ def test_the_episode_viewer_shows_the_step_of_the_url(
     assert "none: the last row is an observation only" in last["value"].tolist()
 
 
+def test_two_episodes_are_shown_side_by_side(
+    filled: str, service, client: Client, page: Page
+) -> None:
+    best, second, *_ = client.trajectories(filled, order="-return").items
+    drawn = page("trajectories", service.url, dataset=filled, id=best.id, other=second.id, t="3")
+    check(drawn)
+    assert [m.value for m in drawn.metric if m.label == "Return"] == ["60.000", "48.000"]
+    shown = [dict(zip(f.value["column"], f.value["value"], strict=True))
+             for f in drawn.dataframe[-2:]]  # fmt: skip
+    assert [row["obs.vector"] for row in shown] == ["5, 5", "4, 4"]
+
+
+def test_an_episode_plays_to_its_end(filled: str, service, client: Client, page: Page) -> None:
+    (best, *_) = client.trajectories(filled, order="-return").items
+    drawn = page("trajectories", service.url, dataset=filled, id=best.id, t=str(LENGTH - 1))
+    drawn.button(key="play").click().run()
+    check(drawn)
+    assert drawn.button(key="play").label == "Pause"
+    drawn.button(key="play").click().run()
+    assert drawn.button(key="play").label == "Play"
+    drawn.button(key="forward").click().run()
+    drawn.button(key="forward").click().run()
+    assert drawn.slider(key="t").value == LENGTH
+    drawn.button(key="play").click().run()
+    assert drawn.slider(key="t").value < LENGTH, "from the end it begins again"
+    drawn.button(key="play").click().run()
+    drawn.button(key="back").click().run()
+    check(drawn)
+
+
 def test_next_and_previous_walk_through_the_list(
     filled: str, service, client: Client, page: Page
 ) -> None:

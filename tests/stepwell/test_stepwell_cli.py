@@ -239,6 +239,7 @@ def test_trajectories(run, ask, dataset, name):
     assert ask("trajectories", "tag", one, "a", "--remove")["tags"] == ["b"]
     assert ask("trajectories", "protect", one)[0]["partition"] == "protected"
     assert "protected" in run("trajectories", "show", one)[1]
+    assert ask("trajectories", "demote", one)[0]["partition"] == "fifo"
 
 
 def test_many_trajectories_are_labelled_by_a_condition(run, ask, dataset, name):
