@@ -20,6 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
+import pyarrow.ipc
+import pyarrow.parquet
 import streamlit as st
 
 from dashboard.frames import gif
@@ -59,6 +61,8 @@ ANSWER_SECONDS = 15.0
 """Request timeout, longer than the slowest request of a page."""
 SQL_SECONDS = 5.0
 """Default timeout of a query; the console can set another."""
+MOST_ROWS = 1_000_000
+"""Of a file with the whole answer."""
 PAGE = 100
 """Number of rows per page of a long list."""
 POINTS = 500
@@ -355,6 +359,20 @@ def sql(
     result = client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     frame = _plain(result.to_pandas())
     return Answer(frame, result.truncated, result.elapsed_ms, result.excluded)
+
+
+def whole_answer(query: str, params: dict[str, Any], dataset: str | None, suffix: str) -> bytes:
+    """All rows of a query, up to MOST_ROWS, as a file: csv, parquet or arrow."""
+    result = client().sql(query, params or None, dataset=dataset, limit=MOST_ROWS, timeout=60.0)
+    if suffix == "csv":
+        return bytes(result.to_pandas().to_csv(index=False).encode())
+    buffer, table = io.BytesIO(), result.to_arrow()
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, buffer)
+    else:
+        with pyarrow.ipc.new_file(buffer, table.schema) as writer:
+            writer.write_table(table)
+    return buffer.getvalue()
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ import math
 from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell._sql import quoted as quoted  # names in queries
 from stepwell.commands import common
+from stepwell.commands.common import value_of as value_of  # typed by people
 
 
 def count(number: float | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, formatting
+from dashboard import api, components, formatting
+from dashboard.views import answer
 
 EXAMPLES = {
     "What is there": (
@@ -27,6 +30,10 @@ EXAMPLES = {
     "Reward by step of the episode": (
         "SELECT t, avg(reward) AS mean_reward, count(reward) AS rows\n"
         "FROM steps WHERE NOT is_last GROUP BY t ORDER BY t"
+    ),
+    "Return by length, of one environment": (
+        'SELECT id, dataset, length, "return", policy\nFROM trajectories\n'
+        "WHERE env = $env AND length >= $shortest ORDER BY length"
     ),
     "Last loss of every run": (
         "SELECT run, key, max(step) AS step, arg_max(value, step) AS value\n"
@@ -62,69 +69,46 @@ def show() -> None:
             seconds = st.number_input(
                 "Seconds at most", 0.5, 60.0, api.SQL_SECONDS, key="timeout", bind="query-params"
             )
-        st.button("Run", type="primary", icon=":material/play_arrow:", key="run")
-        if query.strip():
-            components.guarded(lambda: _answer(query, dataset, int(limit), float(seconds)))
+        params = _params(query)
+        st.button(
+            "Run", type="primary", icon=":material/play_arrow:", key="run", shortcut="mod+enter"
+        )
+        if missing := [f"${name}" for name, value in params.items() if value == ""]:
+            st.info(f"Give {' and '.join(missing)} a value.", icon=":material/edit:")
+        elif query.strip():
+            components.guarded(lambda: _answer(query, params, dataset, int(limit), float(seconds)))
         else:
             components.empty("Write a query, or take an example from the right.")
 
 
-def _answer(query: str, dataset: str | None, limit: int, seconds: float) -> None:
-    answer = api.sql(query, dataset=dataset, limit=limit, timeout=seconds)
-    _remember(query, answer)
-    more = " · more rows exist than were asked for" if answer.truncated else ""
-    st.caption(
-        f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
-    )
-    components.excluded_warning(answer.excluded)
-    components.table(answer.frame, "result")
-    _quick_chart(answer.frame)
-    _as_python(query, dataset, limit)
+PLACEHOLDER = re.compile(r"\$([A-Za-z_]\w*)(?![\w$])")
 
 
-def _quick_chart(frame: pd.DataFrame) -> None:
-    numeric = [c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c])]
-    if len(frame) < 2 or not numeric:
-        return
-    with st.expander("Chart", icon=":material/show_chart:"):
-        kind = st.segmented_control(
-            "Kind", ["line", "bars", "dots"], default="line", key="chart_kind", required=True
-        )
-        with st.container(horizontal=True):
-            x = st.selectbox("Across", list(frame.columns), key="chart_x")
-            y = st.selectbox("Up", numeric, index=min(1, len(numeric) - 1), key="chart_y")
-        data = frame.head(charts.MAX_POINTS)
-        if len(data) < len(frame):
-            st.caption(f"The first {len(data):,} of {len(frame):,} rows.")
-        if kind == "bars" or x not in numeric:
-            chart = charts.bars(data, x=x, y=y, x_title=x, y_title=y)
-        elif kind == "dots":
-            chart = charts.dots(data, x=x, y=y, x_title=x, y_title=y)
-        else:
-            chart = charts.lines(data, x=x, y=y, x_title=x, y_title=y)
-        st.vega_lite_chart(*chart, key="chart")
+def _params(query: str) -> dict[str, Any]:
+    """A field for each $name of the query; its value is in the URL."""
+    names = list(dict.fromkeys(PLACEHOLDER.findall(query)))
+    if not names:
+        return {}
+    params = {}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        for name in names:
+            text = st.text_input(f"${name}", key=f"param_{name}", bind="query-params")
+            params[name] = formatting.value_of(text)
+    return params
 
 
-def _as_python(query: str, dataset: str | None, limit: int) -> None:
-    with st.expander("Python and command line", icon=":material/code:"):
-        about = f", dataset={dataset!r}" if dataset else ""
-        st.code(
-            "import stepwell\n"
-            f"with stepwell.Client({api.address()!r}) as client:\n"
-            f'    frame = client.sql("""\n{query}\n""", limit={limit}{about}).to_pandas()',
-            language=None,
-        )
-        st.code(f"stepwell sql {_quoted(query)}", language=None, wrap_lines=True)
+def _answer(
+    query: str, params: dict[str, Any], dataset: str | None, limit: int, seconds: float
+) -> None:
+    found = api.sql(query, params or None, dataset=dataset, limit=limit, timeout=seconds)
+    _remember(query, found)
+    answer.draw(query, params, dataset, found)
 
 
-def _quoted(text: str) -> str:
-    return "'" + " ".join(text.split()).replace("'", "'\\''") + "'"
-
-
-def _remember(query: str, answer: api.Answer) -> None:
+def _remember(query: str, found: api.Answer) -> None:
     history: list[tuple[float, str, int]] = st.session_state.setdefault(HISTORY, [])
     if not history or history[-1][1] != query:
-        history.append((time.time(), query, len(answer.frame)))
+        history.append((time.time(), query, len(found.frame)))
         del history[:-20]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pandas as pd
@@ -181,13 +180,5 @@ def parse_args(text: str) -> dict[str, str | int | float | bool]:
         name, equals, value = (part.strip() for part in line.partition("="))
         if not name or not equals or not value:
             raise ValueError(f"line {number}: expected `option = value`, got {line!r}")
-        args[name.lstrip("-")] = _value(value)
+        args[name.lstrip("-")] = formatting.value_of(value)
     return args
-
-
-def _value(text: str) -> str | int | float | bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str | int | float) else text

@@ -175,3 +175,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     return str(value)
+
+
+def value_of(text: str) -> str | int | float | bool:
+    """A number, true or false as such; anything else is text."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str | int | float) else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -20,6 +21,7 @@ Tables: trajectories, steps, datasets, runs, metrics, policies, evaluations, wor
 EXAMPLES = """\
   stepwell sql "select env, count(*), avg(return) from trajectories group by env"
   stepwell sql --dataset hopper "select t, avg(reward) from steps group by t order by t"
+  stepwell sql --param low=50 'select id from trajectories where return > $low'
   stepwell sql --csv --limit 100000 < query.sql > answer.csv
   stepwell sql --schema
 
@@ -34,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=float, default=5.0, help="seconds (default 5, at most 60)"
     )
+    parser.add_argument(
+        "--param", action="append", default=[], metavar="NAME=VALUE", help="the value of $NAME"
+    )
     parser.add_argument("--csv", action="store_true", help="print CSV (not with --json)")
     parser.add_argument("--arrow", type=Path, metavar="FILE", help="write an Arrow IPC file")
     parser.add_argument("--schema", action="store_true", help="print tables and columns")
@@ -46,8 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     query = args.query if args.query is not None and args.query != "-" else sys.stdin.read()
     if not query.strip():
         raise InvalidData("no query", expected="a SELECT as argument or on stdin")
+    params = _params(args.param)
     with common.connect(args) as client:
-        result = client.sql(query, dataset=args.dataset, limit=args.limit, timeout=args.timeout)
+        result = client.sql(
+            query, params, dataset=args.dataset, limit=args.limit, timeout=args.timeout
+        )
     if args.arrow:
         _write_arrow(result, args.arrow)
     elif args.csv:
@@ -75,6 +83,15 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _params(words: list[str]) -> dict[str, Any] | None:
+    """["NAME=VALUE", …] as values of placeholders; None without any."""
+    pairs = [word.partition("=") for word in words]
+    for word, (name, equals, _) in zip(words, pairs, strict=True):
+        if not (name and equals):
+            raise InvalidData("--param", expected="NAME=VALUE", got=word)
+    return {name: common.value_of(text) for name, _, text in pairs} or None
 
 
 def _schema(args: object) -> int:

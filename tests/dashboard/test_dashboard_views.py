@@ -1,12 +1,14 @@
 """Every page over a real service: empty, filled, and when nobody answers. Never a traceback."""
 
 import io
+import shlex
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 import streamlit as st
 from PIL import Image
@@ -552,3 +554,56 @@ def test_queries_shown_are_the_ones_that_run(service, filled: str, page: Page) -
                     client.sql(block.value)
                     tried += 1
     assert tried >= 10
+
+
+def test_a_query_has_parameters_whose_values_are_in_the_url(
+    filled: str, service, page: Page
+) -> None:
+    query = "SELECT seq FROM trajectories WHERE dataset = $name AND seq > $low ORDER BY seq"
+    drawn = page("console", service.url, q=query, param_name=filled)
+    check(drawn)
+    assert "Give $low a value" in drawn.info[0].value
+    drawn.text_input(key="param_low").set_value("4").run()
+    check(drawn)
+    assert drawn.dataframe[0].value["seq"].tolist() == [5, 6]
+    assert "--param name=" in drawn.code[-1].value and "--param low=4" in drawn.code[-1].value
+
+
+def test_a_chart_of_another_query_leaves_no_column_behind(filled: str, service, page: Page) -> None:
+    query = f"SELECT policy, seq, length FROM trajectories WHERE dataset = '{filled}'"
+    drawn = page("console", service.url, q=query, chart="line", chart_x="seq", chart_by="policy")
+    check(drawn)
+    assert drawn.selectbox(key="chart_by").value == "policy"
+    for kind in ("bars", "dots", "histogram"):
+        drawn.segmented_control(key="chart").set_value(kind).run()
+        check(drawn)
+    drawn.text_area(key="q").set_value(query.replace("seq, ", "")).run()
+    check(drawn)
+    assert drawn.selectbox(key="chart_x").value == "policy"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+def test_the_whole_answer_is_a_file(
+    filled: str, service, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    query = "SELECT seq, tags FROM trajectories WHERE dataset = $name ORDER BY seq"
+    data = io.BytesIO(api.whole_answer(query, {"name": filled}, None, suffix))
+    read = {"csv": pd.read_csv, "parquet": pd.read_parquet, "arrow": pd.read_feather}[suffix]
+    assert read(data)["seq"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_answer_with_ids_is_a_selection_to_train_on(
+    filled: str, service, client: Client, page: Page
+) -> None:
+    query = (
+        f"SELECT id, dataset FROM trajectories WHERE dataset = '{filled}' AND purpose = 'train'\n"
+        'ORDER BY "return" DESC LIMIT 2 -- the best'
+    )
+    drawn = page("console", service.url, q=query)
+    check(drawn)
+    (command,) = [c.value for c in drawn.code if c.value.startswith("stepwell train")]
+    words = shlex.split(command)
+    assert words[words.index("--dataset") + 1] == filled
+    where = words[words.index("--where") + 1]
+    assert client.create_snapshot(dataset=filled, where=where).trajectories == 2

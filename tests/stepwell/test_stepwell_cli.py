@@ -260,6 +260,14 @@ def test_many_trajectories_are_labelled_by_a_condition(run, ask, dataset, name):
     assert status != 0 and "lenth" in err
 
 
+def test_values_of_a_query_are_typed(run, ask, dataset, name):
+    query = "select length from trajectories where dataset = $name and length > $low order by 1"
+    found = ask("sql", query, "--param", f"name={name}", "--param", "low=1")
+    assert [row[0] for row in found["rows"]] == [2, 3]
+    status, _, err = run("sql", query, "--param", "name")
+    assert status == 2 and "expected NAME=VALUE; got name" in err
+
+
 def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
     query = f"select length, return from trajectories where dataset = '{name}' order by length"
     status, out, _ = run("sql", query)

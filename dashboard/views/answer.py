@@ -1,0 +1,139 @@
+"""What one can do with the answer of a query: look, draw, download, train on it, take it along."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, charts, components, formatting
+
+FILES = {
+    "CSV": ("csv", "text/csv"),
+    "Parquet": ("parquet", "application/vnd.apache.parquet"),
+    "Arrow": ("arrow", "application/vnd.apache.arrow.file"),
+}
+MOST_COLOURS = 20
+KINDS = ("line", "bars", "dots", "histogram")
+
+
+def draw(query: str, params: dict[str, Any], dataset: str | None, answer: api.Answer) -> None:
+    """`answer`: its first rows, as far as they were asked for."""
+    more = " · more rows exist than were asked for" if answer.truncated else ""
+    st.caption(
+        f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
+    )
+    components.excluded_warning(answer.excluded)
+    components.table(answer.frame, "result")
+    _download(query, params, dataset)
+    _chart(answer.frame)
+    if "id" in answer.frame.columns:
+        _train(query, params, answer.frame)
+    _as_python(query, params, dataset)
+
+
+def _download(query: str, params: dict[str, Any], dataset: str | None) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("All rows")
+        for name, (suffix, mime) in FILES.items():
+            st.download_button(
+                name, functools.partial(api.whole_answer, query, params, dataset, suffix),
+                file_name=f"answer.{suffix}", mime=mime, key=f"whole_{suffix}", on_click="ignore",
+                icon=":material/download:", type="tertiary",
+                help=f"Asks again, for up to {api.MOST_ROWS:,} rows",
+            )  # fmt: skip
+
+
+# --- a chart, whose settings are in the URL -------------------------------------------------------
+
+
+def _chart(frame: pd.DataFrame) -> None:
+    numeric = [c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c])]
+    if len(frame) < 2 or not numeric:
+        return
+    with st.expander("Chart", icon=":material/show_chart:", expanded="chart" in st.query_params):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            kind = st.segmented_control(
+                "Kind", KINDS, default="line", key="chart", required=True, bind="query-params"
+            )
+            x = _column("Across", list(frame.columns), "chart_x")
+            y = _column("Up", numeric, "chart_y", min(1, len(numeric) - 1))
+            groups = ["", *(c for c in frame.columns if c not in numeric)]
+            by = _column("Colour", groups, "chart_by") if kind == "line" else ""
+        data = frame.head(charts.MAX_POINTS)
+        if len(data) < len(frame):
+            st.caption(f"The first {len(data):,} of {len(frame):,} rows.")
+        st.vega_lite_chart(*_drawn(data, str(kind), x, y, by, numeric), key="drawn")
+
+
+def _column(label: str, options: list[str], key: str, index: int = 0) -> str:
+    """A menu of columns. What another query left there may be no column of this one."""
+    if st.session_state.get(key, options[index]) not in options:
+        st.session_state[key] = options[index]
+    chosen = st.selectbox(
+        label, options, index=index, key=key, bind="query-params",
+        format_func=lambda name: name or "none",
+    )  # fmt: skip
+    return str(chosen)
+
+
+def _drawn(
+    data: pd.DataFrame, kind: str, x: str, y: str, by: str, numeric: list[str]
+) -> charts.Chart:
+    if kind == "histogram":
+        counts, edges = np.histogram(data[y].dropna().astype(float), bins=30)
+        bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:], "n": counts})
+        return charts.histogram(bins, title=y, unit="of the column", what="rows")
+    if kind == "bars" or x not in numeric:
+        return charts.bars(data, x=x, y=y, x_title=x, y_title=y)
+    if kind == "dots":
+        return charts.dots(data, x=x, y=y, x_title=x, y_title=y)
+    if not by:
+        return charts.lines(data, x=x, y=y, x_title=x, y_title=y)
+    data = data.assign(**{by: data[by].astype(str)})
+    colours = charts.colours(sorted(set(data[by]))[:MOST_COLOURS])
+    data = data[data[by].isin(colours)]
+    return charts.lines(data, x=x, y=y, x_title=x, y_title=y, colour=by, colours=colours)
+
+
+# --- elsewhere ------------------------------------------------------------------------------------
+
+
+def _train(query: str, params: dict[str, Any], frame: pd.DataFrame) -> None:
+    with st.expander("Train on this", icon=":material/school:"):
+        if params:
+            st.info("A selection has no parameters: write their values into the query.")
+            return
+        where = selection(query)
+        found = list(frame["dataset"].unique()) if "dataset" in frame.columns else []
+        name = str(found[0]) if len(found) == 1 else "DATASET"
+        st.caption("These trajectories, as the selection of a run. It is resolved when it starts.")
+        st.code(
+            f"stepwell train offline --dataset {shlex.quote(name)} --where {shlex.quote(where)}",
+            language=None, wrap_lines=True,
+        )  # fmt: skip
+
+
+def selection(query: str) -> str:
+    """A condition for the trajectories whose ids a query returns."""
+    # On lines of its own: a comment at its end must not hide the parenthesis.
+    return f"id IN (SELECT id FROM (\n{query.strip().rstrip(';')}\n))"
+
+
+def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:
+    with st.expander("Python and command line", icon=":material/code:"):
+        more = f", {params!r}" if params else ""
+        more += f", dataset={dataset!r}" if dataset else ""
+        st.code(
+            "import stepwell\n"
+            f"with stepwell.Client({api.address()!r}) as client:\n"
+            f'    frame = client.sql("""\n{query}\n"""{more}).to_pandas()',
+            language=None,
+        )
+        words = f"stepwell sql {shlex.quote(query)}"
+        words += "".join(f" --param {shlex.quote(f'{k}={v}')}" for k, v in params.items())
+        st.code(words, language=None, wrap_lines=True)
