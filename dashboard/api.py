@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import tempfile
 import time
@@ -26,6 +27,7 @@ import streamlit as st
 
 from dashboard.frames import gif
 from stepwell import Client
+from stepwell import leaderboard as board
 from stepwell.comparison import (
     NAMES_SQL,
     TABLE_SQL,
@@ -37,6 +39,7 @@ from stepwell.comparison import (
     recipe_rows,
 )
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
+from stepwell.leaderboard import Pick, Standing, run_of
 from stepwell.messages import (
     Evaluation,
     Excluded,
@@ -65,6 +68,11 @@ MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
 PAGE = 100
 """Number of rows per page of a long list."""
+DATA_SQL = """
+SELECT dataset, avg("return") FROM trajectories
+WHERE env = $env AND purpose = 'train' GROUP BY dataset ORDER BY count(*) DESC, dataset LIMIT 5
+"""
+"""Mean returns of the datasets with most trajectories of an environment."""
 POINTS = 500
 """Maximum points of a curve. For longer ones, the service sends the minimum and the maximum of each
 interval."""
@@ -180,6 +188,35 @@ def estimates(name: str) -> dict[int, tuple[float, ...]]:
 def evaluations() -> list[Evaluation]:
     """All evaluations, newest first; the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)
+
+
+@read(3)
+def leaderboard(env: str, pick: Pick) -> list[Standing]:
+    """Policies of one environment, and references, by descending mean."""
+    found = [e for e in evaluations() if e.env == env]
+    names = sorted({run_of(e.policy) for e in found})
+    rows = client().sql(
+        "SELECT name, config FROM runs WHERE list_contains($names, name)",
+        {"names": names}, limit=MOST_ROWS, timeout=SQL_SECONDS,
+    ).rows  # fmt: skip
+    standings = board.leaderboard(found, {n: json.loads(c) for n, c in rows}, pick=pick)
+    standings += board.reference_rows(env)
+    data = client().sql(DATA_SQL, {"env": env}, timeout=SQL_SECONDS).rows
+    standings += [board.constant(f"data of {name}", mean) for name, mean in data]
+    return sorted(standings, key=lambda row: row.mean.value, reverse=True)
+
+
+@read(60)
+def improvements(row: Standing, others: list[Standing]) -> dict[str, str]:
+    """Name of another row -> probability of improvement over it, as text."""
+    found = {}
+    for other in others:
+        if other.name == row.name:
+            found[other.name] = ""
+        else:
+            p = board.improvement(row, other)
+            found[other.name] = f"{p.value:.0%} ({p.low:.0%} … {p.high:.0%})"
+    return found
 
 
 @read(3)

@@ -107,27 +107,21 @@ def histogram(
 def intervals(
     data: pd.DataFrame, *, x_title: str, colours: Mapping[str, str] | None = None
 ) -> Chart:
-    """Rows of label, mean, iqm, ci_low, ci_high [, run]: a bar of the interval, dots on it."""
+    """Rows of label, value, low, high [, run]: a bar of the interval, and a dot on it."""
     order = list(dict.fromkeys(data["label"]))
     label = _category("label", None, sort=order, axis={"labelOverlap": False})
     colour = _colour("run" if colours else None, colours, legend=False)
-    tips = ("label", "env", "mean", "iqm", "ci_low", "ci_high", "episodes")
+    tips = ("label", "env", "value", "low", "high", "episodes")
     tooltip = [{"field": c} for c in tips if c in data.columns]
     bar = {
-        "x": _number("ci_low", x_title, scale={"zero": False}),
-        "x2": {"field": "ci_high"},
+        "x": _number("low", x_title, scale={"zero": False}),
+        "x2": {"field": "high"},
         "color": colour,
     }
+    dot = {"x": _number("value", x_title), "color": colour, "tooltip": tooltip}
     marks: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"type": "rule", "strokeWidth": 5, "opacity": 0.55}, bar),
-        (
-            {"type": "point", "filled": True, "size": 110, "opacity": 1},
-            {"x": _number("mean", x_title), "color": colour, "tooltip": tooltip},
-        ),
-        (
-            {"type": "tick", "thickness": 2, "size": 18, "color": INK},
-            {"x": _number("iqm", x_title), "tooltip": tooltip},
-        ),
+        ({"type": "point", "filled": True, "size": 110, "opacity": 1}, dot),
     ]
     layers = [{"mark": mark, "encoding": {"y": label, **at}} for mark, at in marks]
     # The height is that of the whole chart; axis and title use about 70 pixels of it.

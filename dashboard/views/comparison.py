@@ -44,10 +44,9 @@ def _intervals(rows: list[Any], colours: dict[str, str]) -> None:
             {
                 "label": f"{row.recipe} ({row.seeds} seeds)" if row.seeds else row.recipe,
                 "run": row.recipe,
-                "mean": row.mean,
-                "iqm": row.iqm,
-                "ci_low": row.interval.low if row.interval else row.mean,
-                "ci_high": row.interval.high if row.interval else row.mean,
+                "value": row.mean,
+                "low": row.interval.low if row.interval else row.mean,
+                "high": row.interval.high if row.interval else row.mean,
                 "episodes": row.episodes,
             }
             for row in rows

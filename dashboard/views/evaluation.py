@@ -9,23 +9,16 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
-from dashboard.views import comparison
+from dashboard.views import comparison, leaderboard
 
-SQL = (
-    "SELECT policy, run, env, episodes, mean, iqm, ci_low, ci_high, confidence, normalised,"
-    " dataset, created_at\nFROM evaluations ORDER BY created_at DESC"
-)
-
-DRAWN = 40
-"""Maximum number of bars in the chart."""
 VIDEO_WIDTH = 480
 """Pixels."""
 
 
 @components.view(
     "Evaluation",
-    "Greedy episodes with fixed seeds. The bar is the bootstrap interval of the mean, the dot the "
-    "mean, the tick the interquartile mean.",
+    "Greedy episodes with fixed seeds. Runs that differ in nothing but their training seed are one "
+    "row; the bar is a bootstrap interval over training seeds and episodes.",
 )
 def show() -> None:
     comparison.section()
@@ -41,18 +34,8 @@ def show() -> None:
         if st.session_state.get("env") not in envs:
             st.session_state.pop("env", None)
         env = st.selectbox("Environment", envs, key="env", bind="query-params")
-        newest = st.toggle(
-            "Newest of each policy", value=True, key="newest", bind="query-params",
-            help="Off: every evaluation ever recorded",
-        )  # fmt: skip
     mine = [e for e in found if e.env == env]
-    if newest:
-        first: dict[str, Any] = {}
-        for evaluation in mine:  # newest first
-            first.setdefault(evaluation.policy, evaluation)
-        mine = list(first.values())
-    _intervals(mine)
-    _table(mine)
+    leaderboard.draw(str(env))
     if len(envs) > 1:
         _matrix(found)
     _drill(mine)
@@ -60,65 +43,6 @@ def show() -> None:
 
 def _label(evaluation: Any) -> str:
     return f"{evaluation.policy} ({formatting.pluralize(len(evaluation.returns), 'episode')})"
-
-
-def _intervals(mine: list[Any]) -> None:
-    ranked = sorted(mine, key=lambda e: e.mean, reverse=True)[:DRAWN]
-    names = [e.run or e.policy.split("/")[0] for e in ranked]
-    frame = pd.DataFrame(
-        [
-            {
-                "label": _label(e),
-                "env": e.env,
-                "run": name,
-                "mean": e.mean,
-                "iqm": e.iqm,
-                "ci_low": e.ci_low,
-                "ci_high": e.ci_high,
-                "episodes": len(e.returns),
-            }
-            for e, name in zip(ranked, names, strict=True)
-        ]
-    )
-    confidence = ranked[0].confidence
-    palette = charts.colours(names)
-    st.vega_lite_chart(
-        *charts.intervals(
-            frame, x_title=f"return per episode (mean and {confidence:.0%} interval)",
-            colours={name: palette[name] for name in dict.fromkeys(names)},
-        ),
-        key="intervals",
-    )  # fmt: skip
-    if len(mine) > DRAWN:
-        st.caption(f"The best {DRAWN} of {len(mine):,}; the table has all.")
-
-
-def _table(mine: list[Any]) -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "policy": e.policy,
-                "mean": e.mean,
-                "IQM": e.iqm,
-                "interval": f"{e.ci_low:.2f} … {e.ci_high:.2f}",
-                "normalised": e.normalised,
-                "episodes": len(e.returns),
-                "seeds": f"{min(e.seeds)} … {max(e.seeds)}" if e.seeds else "",
-                "dataset": e.dataset or "",
-                "when": formatting.ago(e.created_at),
-            }
-            for e in sorted(mine, key=lambda e: e.mean, reverse=True)
-        ]
-    )
-    two = st.column_config.NumberColumn(format="%.2f")
-    columns = {
-        "mean": two,
-        "IQM": two,
-        "normalised": st.column_config.NumberColumn(
-            format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
-        ),
-    }
-    components.table(frame, "evaluations", sql=SQL, columns=columns)
 
 
 def _matrix(found: list[Any]) -> None:

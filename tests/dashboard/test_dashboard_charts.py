@@ -8,8 +8,8 @@ from dashboard import charts
 
 FRAME = pd.DataFrame({"x": [1, 2, 3], "y": [1.0, 4.0, 9.0], "run": ["a", "a", "b"]})
 INTERVALS = pd.DataFrame(
-    {"label": ["a/1", "b/2"], "run": ["a", "b"], "mean": [1.0, 2.0], "iqm": [1.1, 2.1],
-     "ci_low": [0.5, 1.5], "ci_high": [1.5, 2.5]}
+    {"label": ["a/1", "b/2"], "run": ["a", "b"], "value": [1.0, 2.0], "low": [0.5, 1.5],
+     "high": [1.5, 2.5]}
 )  # fmt: skip
 TITLES = {"x_title": "time (minutes)", "y_title": "return (sum of rewards)"}
 
@@ -44,10 +44,10 @@ def test_runs_get_the_colours_they_are_given() -> None:
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == colours
 
 
-def test_intervals_show_bar_mean_and_tick() -> None:
+def test_intervals_show_a_bar_and_a_dot() -> None:
     _, chart = charts.intervals(INTERVALS, x_title="return")
-    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["rule", "point", "tick"]
-    assert chart["layer"][0]["encoding"]["x2"] == {"field": "ci_high"}
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["rule", "point"]
+    assert chart["layer"][0]["encoding"]["x2"] == {"field": "high"}
     # Vega-Lite joins the titles of layers that differ.
     assert {layer["encoding"]["x"]["title"] for layer in chart["layer"]} == {"return"}
 

@@ -496,8 +496,8 @@ def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Pag
     drawn = page("evaluation", service.url, env=f"Env-{filled}")
     check(drawn)
     table = drawn.dataframe[0].value
-    assert set(table["policy"]) == {f"{filled}-a/1", f"{filled}-b/1"}
-    assert table["mean"].tolist() == [1.5, 1.5]
+    assert table["policies"].tolist() == [f"{filled}-a/1, {filled}-b/1"]
+    assert table["mean"].tolist() == [1.5]
     assert drawn.dataframe[-1].value["return"].tolist() == [1.0, 2.0]
 
 
@@ -607,3 +607,55 @@ def test_an_answer_with_ids_is_a_selection_to_train_on(
     assert words[words.index("--dataset") + 1] == filled
     where = words[words.index("--where") + 1]
     assert client.create_snapshot(dataset=filled, where=where).trajectories == 2
+
+
+def test_the_leaderboard_folds_seeds_and_has_references(
+    filled: str, service, client: Client, page: Page
+) -> None:
+    """Two runs with one config are a row; its interval is that of the statistic drawn."""
+    env = f"Env-{filled}"
+    for policy, returns in ((f"{filled}-a/2", [9.0, 9.0]), ("random", [0.0, 0.5])):
+        client.create_evaluation(
+            policy=policy, env=env, seeds=[0, 1], returns=returns, mean=sum(returns) / 2,
+            iqm=sum(returns) / 2, ci_low=0.0, ci_high=9.0,
+        )  # fmt: skip
+    drawn = page("evaluation", service.url, env=env)
+    check(drawn)
+    table = drawn.dataframe[0].value
+    assert table["policy"].tolist() == [filled, "random"]
+    assert table["seeds"].tolist() == [2, 1]
+    assert table["mean"].tolist() == [5.25, 0.25]
+    assert table["policies"][0] == f"{filled}-a/2, {filled}-b/1"
+    drawn.segmented_control(key="statistic").set_value("IQM").run()
+    check(drawn)
+    client.create_evaluation(
+        policy=f"{filled}-a/3", env=env, seeds=[0], returns=[-1.0], mean=-1.0, iqm=-1.0,
+        ci_low=-1.0, ci_high=-1.0,
+    )  # fmt: skip
+    st.cache_data.clear()
+    drawn = page("evaluation", service.url, env=env)
+    assert drawn.dataframe[0].value["mean"][0] == 0.25
+    drawn = page("evaluation", service.url, env=env, pick="best")
+    assert drawn.dataframe[0].value["mean"][0] == 5.25
+
+
+def test_d4rl_environments_and_data_stand_beside_policies(
+    service, client: Client, name: str, page: Page
+) -> None:
+    spec = EnvSpec.of(Box((1,)), Discrete(2), env="Hopper-v5")
+    client.create_dataset(name, spec)
+    client.add(
+        name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+        rewards=np.full(2, 50.0, np.float32), terminated=True, env="Hopper-v5",
+    )  # fmt: skip
+    client.create_run(name, "train", config={})
+    client.create_evaluation(
+        policy=f"{name}/1", env="Hopper-v5", seeds=[0, 1], returns=[1000.0, 1200.0], mean=1100.0,
+        iqm=1100.0, ci_low=1000.0, ci_high=1200.0,
+    )  # fmt: skip
+    drawn = page("evaluation", service.url, env="Hopper-v5")
+    check(drawn)
+    table = drawn.dataframe[0].value.set_index("policy")
+    assert table["normalised"]["D4RL's expert"] == 100.0
+    assert table["mean"][f"data of {name}"] == 100.0
+    assert table["episodes"][f"{name}/1"] == 2

@@ -1,0 +1,135 @@
+"""The ranking of an environment's policies: a part of the evaluation page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, charts, components, formatting
+
+DRAWN = 40
+"""Maximum number of bars in the chart."""
+PAIRS = 8
+"""Rows in the table of probabilities of improvement."""
+SQL = (
+    "SELECT policy, run, env, episodes, mean, iqm, ci_low, ci_high, confidence, normalised,"
+    " dataset, created_at\nFROM evaluations WHERE env = {env} ORDER BY created_at DESC"
+)
+STATISTICS = {"mean": "mean", "IQM": "interquartile mean"}
+
+
+def draw(env: str) -> None:
+    """Policies and references of one environment, with intervals of what is drawn."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        pick = st.segmented_control(
+            "Version of each run", ["newest", "best"], default="newest", key="pick",
+            required=True, bind="query-params",
+            help="The best of many noisy scores flatters; the newest is what training ended with",
+        )  # fmt: skip
+        statistic = st.segmented_control(
+            "Statistic", list(STATISTICS), default="mean", key="statistic", required=True,
+            bind="query-params", help="IQM: the mean of the middle half of all episodes",
+        )  # fmt: skip
+    rows = api.leaderboard(env, "best" if pick == "best" else "newest")
+    _chart(rows, env, str(statistic))
+    _table(rows, env)
+    _improvement([row for row in rows if row.evaluations][:PAIRS])
+
+
+def _interval(row: Any, statistic: str) -> Any:
+    return row.iqm if statistic == "IQM" else row.mean
+
+
+def _chart(rows: list[Any], env: str, statistic: str) -> None:
+    ranked = sorted(rows, key=lambda row: _interval(row, statistic).value, reverse=True)
+    shown = ranked[:DRAWN]
+    frame = pd.DataFrame(
+        [
+            {
+                "label": _label(row),
+                "env": env,
+                "run": row.name,
+                "value": found.value,
+                "low": found.low,
+                "high": found.high,
+                "episodes": found.n,
+            }
+            for row in shown
+            for found in [_interval(row, statistic)]
+        ]
+    )
+    names = [row.name for row in shown]
+    palette = charts.colours(sorted(names))
+    colours = {row.name: charts.QUIET if row.reference else palette[row.name] for row in shown}
+    title = f"return per episode ({STATISTICS[statistic]} and its 95% interval)"
+    st.vega_lite_chart(
+        *charts.intervals(frame, x_title=title, colours=colours), key="leaderboard_chart"
+    )
+    if len(rows) > DRAWN:
+        st.caption(f"The first {DRAWN} of {len(rows):,}; the table has all.")
+
+
+def _label(row: Any) -> str:
+    seeds = len(row.evaluations)
+    return f"{row.name} ({seeds} seeds)" if seeds > 1 else str(row.name)
+
+
+def _table(rows: list[Any], env: str) -> None:
+    frame = pd.DataFrame(
+        [
+            {
+                "policy": row.name,
+                "seeds": len(row.evaluations) or None,
+                "mean": row.mean.value,
+                "interval of the mean": f"{row.mean.low:.2f} … {row.mean.high:.2f}",
+                "IQM": row.iqm.value,
+                "interval of the IQM": f"{row.iqm.low:.2f} … {row.iqm.high:.2f}",
+                "normalised": row.normalised(env),
+                "episodes": row.mean.n or None,
+                "policies": ", ".join(row.policies),
+                "evaluated": _last(row),
+            }
+            for row in rows
+        ]
+    )
+    if frame["normalised"].isna().all():
+        frame = frame.drop(columns="normalised")
+    two = st.column_config.NumberColumn(format="%.2f")
+    columns = {
+        "mean": two,
+        "IQM": two,
+        "normalised": st.column_config.NumberColumn(
+            format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
+        ),
+        "evaluated": st.column_config.DatetimeColumn(format="distance"),
+    }
+    components.table(
+        frame, "leaderboard", sql=SQL.format(env=formatting.literal(env)), columns=columns
+    )
+
+
+def _last(row: Any) -> Any:
+    times = [e.created_at for e in row.evaluations]
+    return pd.to_datetime(max(times), unit="s") if times else None
+
+
+def _improvement(rows: list[Any]) -> None:
+    if len(rows) < 2:
+        return
+    with st.expander("Who is better? Probability of improvement", on_change="rerun") as folder:
+        if not folder.open:
+            return
+        st.caption(
+            "How likely an episode of the row has a higher return than one of the column; "
+            "50% means no difference. In brackets the 95% interval over seeds and episodes."
+        )
+        cells = {row.name: api.improvements(row, rows) for row in rows}
+        frame = pd.DataFrame(
+            [
+                {"policy": name} | {other: text for other, text in found.items()}
+                for name, found in cells.items()
+            ]
+        )
+        components.table(frame, "improvement")

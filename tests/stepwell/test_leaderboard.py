@@ -1,0 +1,68 @@
+"""Rows of a leaderboard: which runs are one experiment, which version counts, and by how much."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from stepwell.leaderboard import improvement, leaderboard, reference_rows
+from stepwell.messages import Evaluation
+
+
+def evaluated(policy, returns, when=1.0):
+    return Evaluation(
+        id=f"{policy}@{when}", created_at=when, policy=policy, run=None, env="E-v0",
+        seeds=list(range(len(returns))), returns=returns, mean=float(np.mean(returns)),
+        iqm=float(np.mean(returns)), ci_low=0.0, ci_high=0.0,
+    )  # fmt: skip
+
+
+def test_seeds_of_one_config_are_one_row():
+    found = [
+        evaluated("a-0/9", [1.0, 3.0]),
+        evaluated("a-1/9", [5.0, 7.0]),
+        evaluated("b-0/9", [3.0, 3.0]),
+        evaluated("random", [0.0, 0.0]),
+    ]
+    configs = {
+        "a-0": {"lr": 1, "seed": 0, "run": "a-0"},
+        "a-1": {"lr": 1, "seed": 1, "run": "a-1"},
+        "b-0": {"lr": 2, "seed": 0, "run": "b-0"},
+    }
+    rows = leaderboard(found, configs)
+    assert [(row.name, row.mean.value) for row in rows] == [
+        ("a", 4.0), ("b-0/9", 3.0), ("random", 0.0)
+    ]  # fmt: skip
+    assert rows[0].policies == ["a-0/9", "a-1/9"]
+    assert rows[0].mean.low < 3.0 and rows[0].mean.high > 5.0, "seeds vary, too"
+    assert [row.reference for row in rows] == [False, False, True]
+    assert len(leaderboard(found, {})) == 4
+    assert len(leaderboard(found, dict.fromkeys(configs, {"seed": 0}))) == 4
+
+
+def test_the_newest_version_counts_or_the_best():
+    found = [evaluated("a/1", [9.0], when=1.0), evaluated("a/2", [5.0], when=2.0)]
+    assert leaderboard(found, {})[0].policies == ["a/2"]
+    assert leaderboard(found[::-1], {}, pick="best")[0].policies == ["a/1"]
+
+
+def test_references_are_those_of_d4rl():
+    random, expert = reference_rows("Hopper-v5")
+    assert (random.normalised("Hopper-v5"), expert.normalised("Hopper-v5")) == (0.0, 100.0)
+    assert random.mean.low == random.mean.high and random.reference
+    assert reference_rows("Toy-v0") == []
+
+
+def test_the_probability_of_improvement_counts_all_pairs():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 5, 31).astype(float), rng.integers(1, 6, 17).astype(float)
+    ours, others = leaderboard([evaluated("a/1", list(a)), evaluated("b/1", list(b))], {})
+    if ours.name != "a/1":
+        ours, others = others, ours
+    pairs = [(x > y) + 0.5 * (x == y) for x, y in itertools.product(a, b)]
+    found = improvement(ours, others)
+    assert found.value == pytest.approx(np.mean(pairs))
+    assert found.low < found.value < found.high
+    assert found.value + improvement(others, ours).value == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="episodes of both"):
+        improvement(ours, reference_rows("Hopper-v5")[0])
