@@ -40,6 +40,7 @@ from stepwell.comparison import (
 )
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.leaderboard import Pick, Standing, run_of
+from stepwell.lineage import Lineage, read_lineage
 from stepwell.messages import (
     Evaluation,
     Excluded,
@@ -217,6 +218,11 @@ def improvements(row: Standing, others: list[Standing]) -> dict[str, str]:
             p = board.improvement(row, other)
             found[other.name] = f"{p.value:.0%} ({p.low:.0%} … {p.high:.0%})"
     return found
+
+
+@read(10)
+def lineage() -> Lineage:
+    return read_lineage(client())
 
 
 @read(3)

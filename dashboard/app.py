@@ -14,6 +14,7 @@ from dashboard.views import (
     console,
     datasets,
     evaluation,
+    lineage,
     overview,
     runs,
     trajectories,
@@ -28,6 +29,7 @@ PAGES = {
         "datasets": (datasets.show, "Datasets", "database"),
         "trajectories": (trajectories.show, "Trajectories", "timeline"),
         "sql": (console.show, "SQL", "terminal"),
+        "lineage": (lineage.show, "Lineage", "account_tree"),
     },
     "Train": {
         "runs": (runs.show, "Runs", "show_chart"),

@@ -71,6 +71,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "sql": Command(
             "stepwell.commands.sql:main", "query trajectories, steps, runs, metrics in SQL"
         ),
+        "lineage": Command(
+            "stepwell.commands.lineage:main", "what data and policies were made from"
+        ),
         "outbox": Command(
             "stepwell.commands.outbox:main", "list and send data that waits on this machine"
         ),

@@ -19,7 +19,10 @@ from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.messages import MetricPoint
 
 Page = Callable[..., AppTest]
-VIEWS = ["overview", "datasets", "trajectories", "console", "runs", "evaluation", "workers"]
+VIEWS = [
+    *("overview", "datasets", "trajectories", "console", "lineage"),
+    *("runs", "evaluation", "workers"),
+]
 NOBODY = "http://127.0.0.1:9"
 LENGTH = 12
 
@@ -98,6 +101,7 @@ def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page
         "datasets": "imports?format=d4rl",
         "trajectories": "stepwell collect",
         "console": "T+1",
+        "lineage": "stepwell import",
         "runs": "stepwell train",
         "evaluation": "stepwell evaluate",
         "workers": "stepwell serve",

@@ -1,0 +1,88 @@
+"""`stepwell lineage`: what data and policies were made from, and what was made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData, NotFound
+from stepwell.lineage import Lineage, read_lineage
+from stepwell.messages import TrajectoryInfo
+
+ABOUT = """\
+What a dataset, run, policy or trajectory was made from, and what was made from it.
+
+A run learns from datasets and publishes policies; policies play trajectories into datasets."""
+EXAMPLES = """\
+  stepwell lineage hopper
+  stepwell lineage run:first
+  stepwell lineage first/500
+  stepwell lineage 0198c0de-…
+  stepwell lineage hopper --dot | dot -Tsvg > hopper.svg"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("lineage", ABOUT, EXAMPLES)
+    parser.add_argument(
+        "name", help="a dataset or a run (run:NAME if both have the name), RUN/VERSION, or an id"
+    )
+    parser.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
+    common.add_connection(parser)
+    args = parser.parse_args(argv)
+    with common.connect(args) as client:
+        whole = read_lineage(client)
+        key = _key(whole, args.name)
+        if key is None:
+            info = _trajectory(client, args.name)
+            if not (args.dot or args.json):
+                made = info.policy or info.collector or info.source or "unknown"
+                print(f"trajectory {info.id} of {info.dataset}, made by {common.printable(made)}")
+                print(f"  run {info.run or '–'}, env {info.env or '–'}, seed {info.seed}\n")
+            key = _key(whole, info.policy) or f"dataset:{info.dataset}"
+    found = whole.around(key)
+    if args.dot:
+        print(found.dot())
+    elif args.json:
+        common.print_json(
+            {
+                "nodes": [dataclasses.asdict(node) for node in found.nodes.values()],
+                "edges": [dataclasses.asdict(edge) for edge in found.edges],
+            }
+        )
+    else:
+        _print(found, key)
+    return 0
+
+
+def _trajectory(client: Client, name: str) -> TrajectoryInfo:
+    try:
+        return client.trajectory(name)
+    except NotFound:
+        raise InvalidData(
+            "lineage", expected="a dataset, run, RUN/VERSION or id of a trajectory", got=name
+        ) from None
+
+
+def _key(whole: Lineage, name: str) -> str | None:
+    run = name.rpartition("/")[0]
+    keys = [name, f"dataset:{name}", f"run:{name}", *([f"run:{run}"] if run else [])]
+    known = [key for key in keys if key in whole.nodes]
+    if len(known) > 1:
+        raise InvalidData(
+            "lineage: two things have this name", expected=" or ".join(known), got=name
+        )
+    return known[0] if known else None
+
+
+def _print(found: Lineage, key: str) -> None:
+    rows = [
+        (_said(found, edge.of), edge.how, _said(found, edge.made))
+        for edge in sorted(found.edges, key=lambda e: (e.made != key, e.of != key, e.of))
+    ]
+    common.print_table(["from", "how", "to"], rows, empty=f"{key}: nothing else is known")
+
+
+def _said(found: Lineage, key: str) -> str:
+    node = found.nodes[key]
+    return f"{node.kind} {node.name} ({node.about})"

@@ -1,0 +1,147 @@
+"""Where data and policies come from, and what was made of them.
+
+    dataset ──trained──▶ run ──published──▶ policy ──played──▶ dataset
+
+Read from the index: a run's config says from which dataset it learned (or by which queries), and
+each trajectory says which policy played it. Nothing is recorded for this, so nothing can be missing
+from it but what was deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from stepwell.client import Client
+from stepwell.errors import InvalidData
+
+RUNS_SQL = """
+select r.name, r.config, r.status, r.git_commit, count(p.version) as policies
+from runs r left join policies p on p.run = r.name where r.kind = 'train' group by all
+"""
+PLAYED_SQL = """
+select dataset, policy[:length(policy) - strpos(reverse(policy), '/')] as run, purpose,
+  count(*) as trajectories, avg("return") as mean_return
+from trajectories where contains(policy, '/') group by all
+"""
+DATASETS_SQL = (
+    "select name, fifo_trajectories, protected_trajectories, eval_trajectories from datasets"
+)
+_NAMED = re.compile(r"\bdataset\s*(?:=|in)\s*\(?\s*((?:'[^']+'\s*,?\s*)+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A dataset or a training run."""
+
+    kind: str
+    """dataset or run."""
+    name: str
+    about: str = ""
+    """In a few words: how many trajectories, or policies and state."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The second was made from, or by, the first; both are keys of nodes."""
+
+    of: str
+    made: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A graph of datasets and training runs. It may have cycles: a run collects its own data."""
+
+    nodes: dict[str, Node]
+    edges: list[Edge]
+
+    def around(self, key: str) -> Lineage:
+        """What a node was made from, and what was made from it, however far away.
+
+        Raises `InvalidData` if there is no such node.
+        """
+        if key not in self.nodes:
+            raise InvalidData("lineage", expected="a dataset or a training run", got=key)
+        kept = self._reached(key, up=True) | self._reached(key, up=False)
+        nodes = {k: node for k, node in self.nodes.items() if k in kept}
+        return Lineage(nodes, [e for e in self.edges if e.of in kept and e.made in kept])
+
+    def _reached(self, key: str, *, up: bool) -> set[str]:
+        found, open_ = {key}, [key]
+        while open_:
+            here = open_.pop()
+            for e in self.edges:
+                before, after = (e.made, e.of) if up else (e.of, e.made)
+                if before == here and after not in found:
+                    found.add(after)
+                    open_.append(after)
+        return found
+
+    def dot(self) -> str:
+        """The graph for Graphviz."""
+        lines = ["digraph lineage {", "  rankdir=LR", '  node [fontname="sans-serif"]']
+        for key, node in self.nodes.items():
+            shape = "cylinder" if node.kind == "dataset" else "box"
+            label = "\n".join(part for part in (node.name, node.about) if part)
+            lines.append(f"  {_quoted(key)} [shape={shape}, label={_quoted(label)}]")
+        lines += [
+            f"  {_quoted(e.of)} -> {_quoted(e.made)} [label={_quoted(e.how)}]" for e in self.edges
+        ]
+        return "\n".join([*lines, "}"])
+
+
+def read_lineage(client: Client) -> Lineage:
+    """The whole graph, by three queries."""
+    nodes: dict[str, Node] = {}
+    edges: list[Edge] = []
+    for name, *counts in _rows(client, DATASETS_SQL):
+        _add(nodes, Node("dataset", name, f"{sum(counts):,} trajectories"))
+    for name, config, status, commit, policies in _rows(client, RUNS_SQL):
+        code = f", code {commit[:7]}" if commit else ""
+        _add(nodes, Node("run", name, f"{status}, {policies} policies{code}"))
+        for dataset, how in datasets_of(orjson.loads(config)).items():
+            _add(nodes, Node("dataset", dataset, "deleted"))
+            edges.append(Edge(f"dataset:{dataset}", f"run:{name}", how))
+    for dataset, run, purpose, trajectories, mean in _rows(client, PLAYED_SQL):
+        _add(nodes, Node("run", run, "deleted"))
+        how = (
+            f"{'evaluated' if purpose == 'eval' else 'played'} {trajectories:,}, return {mean:.4g}"
+        )
+        edges.append(Edge(f"run:{run}", f"dataset:{dataset}", how))
+    return Lineage(nodes, edges)
+
+
+def datasets_of(config: dict[str, Any]) -> dict[str, str]:
+    """Dataset -> by which condition a run of this config learned from it."""
+    found = {}
+    if config.get("dataset"):
+        found[str(config["dataset"])] = str(config.get("where") or "trained")
+    for source in config.get("sources") or ():
+        select = str(source.get("select", ""))
+        for names in _NAMED.findall(select):
+            for name in re.findall(r"'([^']+)'", names):
+                found.setdefault(name, f"trained, share {source.get('share', 1):g}")
+    return found
+
+
+def _add(nodes: dict[str, Node], node: Node) -> None:
+    nodes.setdefault(node.key, node)
+
+
+def _rows(client: Client, query: str) -> Iterable[Any]:
+    return client.sql(query, limit=1_000_000, timeout=60.0).rows
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

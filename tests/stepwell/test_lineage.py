@@ -1,0 +1,98 @@
+"""Lineage: read from configs and trajectories, upwards and downwards."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell.cli import main
+from stepwell.errors import InvalidData
+from stepwell.lineage import datasets_of, read_lineage
+
+SPEC = EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0")
+
+
+@pytest.fixture
+def family(client: Client, name: str) -> str:
+    """old -> run a -> new -> run b, and a stranger."""
+    for suffix in ("old", "new", "stranger"):
+        client.create_dataset(f"{name}-{suffix}", SPEC)
+    client.create_run(
+        f"{name}-a", "train", config={"dataset": f"{name}-old", "where": "length > 1"}
+    )
+    select = f"SELECT id FROM trajectories WHERE dataset = '{name}-new' AND length > 2"
+    client.create_run(f"{name}-b", "train", config={"sources": [{"select": select, "share": 0.5}]})
+    client.publish_policy(f"{name}-a", 3, b"weights", step=3)
+    for policy, dataset in ((f"{name}-a/3", f"{name}-new"), ("", f"{name}-old")):
+        client.add(
+            dataset, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+            rewards=np.ones(2, np.float32), terminated=True, policy=policy, source="a file",
+        )  # fmt: skip
+    return name
+
+
+def test_a_chain_is_followed_both_ways(client: Client, family: str) -> None:
+    n = family
+    found = read_lineage(client).around(f"dataset:{n}-new")
+    assert {e.of.split(":")[1] + " > " + e.made.split(":")[1]: e.how for e in found.edges} == {
+        f"{n}-old > {n}-a": "length > 1",
+        f"{n}-a > {n}-new": "played 1, return 2",
+        f"{n}-new > {n}-b": "trained, share 0.5",
+    }
+    first = read_lineage(client).around(f"run:{n}-a")
+    assert f"dataset:{n}-stranger" not in first.nodes
+    assert "1 policies" in first.nodes[f"run:{n}-a"].about
+    dot = found.dot()
+    assert f'"run:{n}-a" -> "dataset:{n}-new" [label="played 1, return 2"]' in dot
+
+
+def test_what_was_deleted_is_named(client: Client, family: str) -> None:
+    client.delete_dataset(f"{family}-old")
+    client.delete_run(f"{family}-b")
+    found = read_lineage(client).around(f"run:{family}-a")
+    assert found.nodes[f"dataset:{family}-old"].about == "deleted"
+    assert f"run:{family}-b" not in found.nodes
+    with pytest.raises(InvalidData, match="expected a dataset or a training run"):
+        found.around("run:nobody")
+
+
+def test_a_run_that_feeds_itself_is_a_cycle(client: Client, name: str) -> None:
+    client.create_dataset(name, SPEC)
+    client.create_run(name, "train", config={"dataset": name})
+    client.add(
+        name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+        rewards=np.ones(2, np.float32), terminated=True, policy=f"{name}/1",
+    )  # fmt: skip
+    found = read_lineage(client).around(f"run:{name}")
+    assert sorted((e.of, e.made) for e in found.edges) == [
+        (f"dataset:{name}", f"run:{name}"), (f"run:{name}", f"dataset:{name}")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        ("SELECT id FROM trajectories WHERE dataset = 'a'", ["a"]),
+        ("select id from trajectories where DATASET IN ('a', 'b') and x = 'c'", ["a", "b"]),
+        ("select id from trajectories where length > 3", []),
+    ],
+)
+def test_datasets_are_found_in_queries(select: str, expected: list[str]) -> None:
+    assert list(datasets_of({"sources": [{"select": select}]})) == expected
+
+
+def test_the_command_takes_any_name(client: Client, service, family: str, capsys) -> None:
+    def ask(*words: str) -> str:
+        assert main(["lineage", *words, "--url", service.url]) == 0
+        return capsys.readouterr().out
+
+    (played,) = client.trajectories(f"{family}-new").items
+    for name in (f"{family}-new", f"{family}-a/3", f"run:{family}-b", played.id):
+        assert f"dataset {family}-old" in ask(name)
+    assert f"made by {family}-a/3" in ask(played.id)
+    assert ask(f"{family}-a", "--dot").startswith("digraph")
+    assert len(json.loads(ask(f"{family}-a", "--json"))["edges"]) == 3
+    assert "nothing else is known" in ask(f"{family}-stranger")
+    assert main(["lineage", "nobody", "--url", service.url]) == 2
+    assert "expected a dataset, run, RUN/VERSION or id" in capsys.readouterr().err
