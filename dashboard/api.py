@@ -1,8 +1,8 @@
 """Everything the pages read or change, through `stepwell.Client`: the only file that imports it.
 
-Reads are cached for a few seconds, by address and arguments, for all browsers together (there
-are no users to keep apart: every page acts with the token that it was started with). Writes go
-through `client()` inside `components.attempt`, which clears the cache.
+Reads are cached for a few seconds, by address, token and arguments, for all browsers together. A
+page acts with the token that was given in its browser session, else with the one that the dashboard
+was started with. Writes go through `client()` inside `components.attempt`, which clears the cache.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from stepwell.comparison import (
     read_data_row,
     recipe_rows,
 )
-from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
+from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
 from stepwell.leaderboard import Pick, Standing, run_of
 from stepwell.lineage import Lineage, read_lineage
 from stepwell.messages import (
+    AuditEntry,
     Evaluation,
     Excluded,
     Job,
@@ -55,11 +56,12 @@ from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.trajectory import Trajectory
 
-__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError"]
+__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+TOKEN = "_token"
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 15.0
 """Request timeout, longer than the slowest request of a page."""
@@ -83,22 +85,38 @@ def address() -> str:
     return os.environ.get("STEPWELL_URL", DEFAULT_URL)
 
 
-@st.cache_resource(show_spinner=False, on_release=Client.close)
+def token() -> str | None:
+    """That of this browser session, if it has one, else the one the dashboard was started with."""
+    own: str | None = st.session_state.get(TOKEN)
+    return own or os.environ.get("STEPWELL_TOKEN")
+
+
+def log_in(given: str) -> None:
+    """Use a token in this browser session. Raises `Unauthorized` if it is not valid."""
+    _client(address(), given).datasets()
+    st.session_state[TOKEN] = given
+
+
+def log_out() -> None:
+    st.session_state.pop(TOKEN, None)
+
+
+@st.cache_resource(show_spinner=False, on_release=Client.close, max_entries=100)
 def _client(url: str, token: str | None) -> Client:
     # A page that waits ten seconds for an unavailable service would appear broken.
     return Client(url, token, timeout=ANSWER_SECONDS, retry_for=0.5)
 
 
 def client() -> Client:
-    return _client(address(), os.environ.get("STEPWELL_TOKEN"))
+    return _client(address(), token())
 
 
 def read(seconds: float, entries: int = 200) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the newest `entries` answers of a read for `seconds`. The address is part of the key;
-    failures are never cached."""
+    """Cache the newest `entries` answers of a read for `seconds`. Address and token are part of the
+    key, so nobody sees what another token may read; failures are never cached."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        def answer(at: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        def answer(at: tuple[str, str | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
             del at  # used only in the cache key
             return function(*args, **kwargs)
 
@@ -108,7 +126,7 @@ def read(seconds: float, entries: int = 200) -> Callable[[Callable[P, R]], Calla
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return cached(address(), args, kwargs)
+            return cached((address(), token()), args, kwargs)
 
         return call
 
@@ -147,6 +165,7 @@ trajectory = method(3, Client.trajectory)
 steps = method(60, Client.steps)
 """A whole trajectory; it never changes, only its labels do."""
 query_schema = method(60, Client.query_schema)
+tokens = method(3, Client.tokens)
 videos = method(3, Client.videos)
 video = method(60, Client.video, entries=8)
 """The bytes of a video, which may be many megabytes."""
@@ -273,6 +292,13 @@ def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
     params = {"limit": PAGE, "cursor": cursor}
     page = client().ask(Page[Launch], "GET", "/v1/launches", params=params)
     return page.items, page.next  # a Page[Launch] cannot be pickled for the cache
+
+
+@read(2)
+def audit(cursor: str | None = None) -> tuple[list[AuditEntry], str | None]:
+    """One page, newest first, and the cursor of the next one."""
+    page = client().audit(limit=PAGE, cursor=cursor)
+    return page.items, page.next
 
 
 @read(2)

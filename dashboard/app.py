@@ -11,6 +11,7 @@ import streamlit as st
 
 from dashboard import api, components
 from dashboard.views import (
+    admin,
     console,
     datasets,
     evaluation,
@@ -35,7 +36,10 @@ PAGES = {
         "runs": (runs.show, "Runs", "show_chart"),
         "evaluation": (evaluation.show, "Evaluation", "leaderboard"),
     },
-    "Operate": {"workers": (workers.show, "Workers", "memory")},
+    "Operate": {
+        "workers": (workers.show, "Workers", "memory"),
+        "admin": (admin.show, "Admin", "admin_panel_settings"),
+    },
 }
 
 
@@ -74,6 +78,9 @@ def main() -> None:
         st.fragment(run_every=10)(health_line)()
         with st.container(horizontal=True, vertical_alignment="center"):
             st.toggle("Live", value=True, key="live", help="Refresh the live parts every 5 s")
+            if api.TOKEN in st.session_state:
+                st.button("Log out", icon=":material/logout:", type="tertiary", key="log_out",
+                          on_click=api.log_out)  # fmt: skip
             if st.button("Refresh", icon=":material/refresh:", type="tertiary", key="refresh"):
                 api.refresh()
     chosen.run()

@@ -23,7 +23,7 @@ IDLE_SECONDS = 30.0
 """Seconds between refreshes of a live part without activity."""
 RETRY_SECONDS = 3.0
 """Seconds between checks whether the service is available again."""
-_AWAY, _PAGES = "_away", "_pages"
+_AWAY, _PAGES, _REFUSED = "_away", "_pages", "_refused"
 
 
 def remember_pages(pages: dict[str, Any]) -> None:
@@ -47,6 +47,9 @@ def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Calla
                 notice()
                 # Not a normal end of the script: the widgets' state is kept until the page returns.
                 st.stop()
+            if _REFUSED in st.session_state:
+                login()
+                st.stop()
             if subtitle:
                 st.caption(subtitle)
             guarded(function)
@@ -62,8 +65,36 @@ def guarded(function: Callable[[], None]) -> None:
         function()
     except api.ServiceUnreachable as error:
         away(error)
+    except api.Unauthorized as error:
+        if error.status != 401:
+            problem(error)
+            return
+        # No token, or one that is no longer valid: the whole page is the form of a login.
+        st.session_state[_REFUSED] = str(error)
+        st.rerun()
     except api.StepwellError as error:
         problem(error)
+
+
+def login() -> None:
+    """Ask for a token; it is kept in this browser session only."""
+    with st.form("login", border=True):
+        st.markdown("**This service needs a token**")
+        given = st.text_input("Token", type="password", key="login_token")
+        sent = st.form_submit_button("Log in", type="primary", key="login_go")
+    if not sent:
+        st.caption(
+            "Who may create tokens gives you one: `stepwell tokens create NAME read sql`, or the "
+            "page Admin. This browser session forgets it when its tab is closed."
+        )
+        return
+    try:
+        api.log_in(given.strip())
+    except api.StepwellError as error:
+        problem(error)
+        return
+    st.session_state.pop(_REFUSED, None)
+    st.rerun()
 
 
 # --- a service that is away -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from server.body_memory import BodyMemoryMiddleware
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
+    audit,
     consumers,
     datasets,
     evaluations,
@@ -69,6 +70,7 @@ ROUTES = (
     workers,
     launches,
     tokens,
+    audit,
 )
 
 BEARER = HTTPBearer(scheme_name="token", auto_error=False)

@@ -49,7 +49,7 @@ _NAME = r"(?P<dataset>[^/]+)"
 RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     # (methods, path, scopes of which one is required); "ingest:{dataset}" is filled from the path.
     # The first match counts. `admin` grants everything.
-    (_GET, r"/v1/tokens(/.*)?", ("admin",)),
+    (_GET, r"/v1/(tokens|audit)(/.*)?", ("admin",)),
     (_GET, rf"/v1/datasets/{_NAME}(/consumers)?", ("read", "train", "ingest:{dataset}")),
     (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
     (_GET, r"/v1/query/schema", ("sql", "read")),

@@ -81,6 +81,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Runs and workers": {
         "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
+        "tokens": Command("stepwell.commands.tokens:main", "create and revoke tokens; audit log"),
         "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
         "status": Command(
             "stepwell.commands.status:main", "health of the service, and what it holds"

@@ -1024,6 +1024,13 @@ class Client(Transport):
     def revoke_token(self, token_id: str) -> None:
         self.call("DELETE", route("tokens", token_id))
 
+    def audit(
+        self, *, limit: int = 100, cursor: str | None = None
+    ) -> messages.Page[messages.AuditEntry]:
+        """One page of deletions, demotions and tokens, newest first; needs the scope admin."""
+        params = {"limit": limit, "cursor": cursor}
+        return self.ask(messages.Page[messages.AuditEntry], "GET", "/v1/audit", params=params)
+
 
 def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
     """Split into consecutive groups of about GROUP_BYTES."""

@@ -784,6 +784,18 @@ class Token(Response):
     """The secret, returned only when the token is created."""
 
 
+class AuditEntry(Response):
+    """A deletion, demotion, or a token given or revoked."""
+
+    time: float
+    who: str
+    """Id of a token, "operator", or "local" without tokens."""
+    action: str
+    subject: str
+    """Name or id of what it was done to."""
+    detail: Json = {}
+
+
 class Health(Response):
     status: Literal["ok", "degraded"]
     version: str

@@ -96,7 +96,9 @@ def my_data(service):
 @pytest.mark.parametrize("query", blocks("sql.md", "sql"), ids=first_line)
 def test_every_sql_example_runs(my_data, query):
     result = my_data.sql(query)
-    if "metrics where run" in query or re.search(r"(?i)from (policies|evaluations|runs|workers)", query):
+    if "metrics where run" in query or re.search(
+        r"(?i)from (policies|evaluations|runs|workers)", query
+    ):
         assert result.columns  # nothing has reported in this test
     else:
         assert result.rows

@@ -21,7 +21,7 @@ from stepwell.messages import MetricPoint
 Page = Callable[..., AppTest]
 VIEWS = [
     *("overview", "datasets", "trajectories", "console", "lineage"),
-    *("runs", "evaluation", "workers"),
+    *("runs", "evaluation", "workers", "admin"),
 ]
 NOBODY = "http://127.0.0.1:9"
 LENGTH = 12
@@ -105,6 +105,7 @@ def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page
         "runs": "stepwell train",
         "evaluation": "stepwell evaluate",
         "workers": "stepwell serve",
+        "admin": "own machine",
     }
     for view in VIEWS:
         drawn = page(view, fresh_service.url)

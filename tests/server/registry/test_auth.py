@@ -241,6 +241,7 @@ ALLOWED: dict[str, str] = {
     "DELETE /v1/launches/{launch_id}": "",
     "POST /v1/tokens": "",
     "GET /v1/tokens": "",
+    "GET /v1/audit": "",
     "DELETE /v1/tokens/{token_id}": "",
 }
 SCOPES = {"own": "ingest:name", "other": "ingest:elsewhere"}

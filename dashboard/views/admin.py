@@ -1,0 +1,164 @@
+"""Admin: the service's state, tokens, what is kept for readers, and the audit log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, components, formatting
+
+SCOPES = ["read", "sql", "train", "ingest", "admin"]
+DAY = 86400.0
+
+
+@components.view("Admin", "The service, its tokens, and who deleted or gave away what.")
+def show() -> None:
+    _service()
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.subheader("Tokens")
+        components.guarded(_tokens)
+    with right:
+        components.guarded(_create)
+    st.subheader("Snapshots in use")
+    components.guarded(_leases)
+    st.subheader("Audit log")
+    components.guarded(_audit)
+
+
+def _service() -> None:
+    health = api.health()
+    datasets = api.datasets()
+    components.numbers(
+        [
+            ("Service", health.status, health.detail),
+            ("Writable", "yes" if health.writable else "no", "No while its disk refuses writes"),
+            ("Version", health.version, f"Index revision {health.database_revision}"),
+            ("Datasets", formatting.count(len(datasets)), ""),
+            ("Stored", formatting.size(sum(d.stored_bytes for d in datasets)), "Shards, on disk"),
+        ]
+    )
+    if health.detail:
+        st.warning(health.detail, icon=":material/warning:")
+    st.caption(
+        "Its files are checked once a week, and by `stepwell fsck --data DIR`, which also repairs. "
+        "Capacities are settings of each dataset."
+    )
+
+
+def _tokens() -> None:
+    found = api.tokens()
+    if not found:
+        components.empty(
+            "No tokens: the service accepts connections of its own machine only, and all of them "
+            "may do everything. The first token should have the scope admin."
+        )
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "name": t.name,
+                "scopes": t.scopes,
+                "created": _moment(t.created_at),
+                "last used": _moment(t.last_used_at),
+                "expires": _moment(t.expires_at),
+                "id": t.id,
+            }
+            for t in found
+        ]
+    )
+    ages = {
+        name: st.column_config.DatetimeColumn(format="distance")
+        for name in ("created", "last used", "expires")
+    }
+    components.table(frame, "tokens", columns=ages)
+    names = {t.id: f"{t.name} ({t.id})" for t in found}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox("Token", list(names), key="token", format_func=names.__getitem__)
+        with st.popover("Revoke", icon=":material/key_off:"):
+            st.write("Whoever uses it is refused from now on.")
+            if st.button("Revoke it", type="primary", key="revoke_go") and components.attempt(
+                lambda: api.client().revoke_token(str(chosen)), "revoked"
+            ):
+                st.rerun()
+
+
+def _moment(seconds: float | None) -> Any:
+    return None if seconds is None else pd.to_datetime(seconds, unit="s")
+
+
+def _create() -> None:
+    with st.form("new_token", border=True):
+        st.markdown("**New token**")
+        name = st.text_input("Whose", key="token_name", placeholder="robot-7")
+        scopes = st.multiselect(
+            "It may", SCOPES, default=["read"], key="token_scopes", accept_new_options=True,
+            help="ingest:NAME for one dataset only; * stands for any characters",
+        )  # fmt: skip
+        days = st.number_input("Days until it expires (0: never)", 0, 3650, 90, key="token_days")
+        sent = st.form_submit_button("Create", type="primary", key="token_go")
+    if not sent:
+        return
+    made: list[Any] = []
+
+    def go() -> None:
+        seconds = days * DAY if days else None
+        made.append(api.client().create_token(name, scopes, seconds))
+
+    if components.attempt(go, f"token of {name} created"):
+        st.success("Its secret, shown this once:")
+        st.code(made[0].token, language=None, wrap_lines=True)
+        if not api.token():
+            st.info("From now on every caller needs a token: this page will ask for one.")
+
+
+def _leases() -> None:
+    found = api.snapshots()
+    if not found:
+        st.caption("None: whatever is evicted or deleted frees its disk space.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "snapshot": s.id,
+                "datasets": s.datasets,
+                "trajectories": s.trajectories,
+                "size": s.bytes,
+                "created": _moment(s.created_at),
+                "leased until": _moment(s.leased_until),
+            }
+            for s in found
+        ]
+    )
+    ages = st.column_config.DatetimeColumn(format="distance")
+    columns = {
+        "created": ages,
+        "leased until": ages,
+        "size": st.column_config.NumberColumn(format="bytes"),
+    }
+    components.table(frame, "snapshots_in_use", columns=columns)
+
+
+def _audit() -> None:
+    pages = components.Pages("audit")
+    found, following = api.audit(pages.cursor)
+    if not found:
+        st.caption("Nothing was deleted or demoted, and no token given.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "when": _moment(e.time),
+                "who": e.who,
+                "action": e.action,
+                "subject": e.subject,
+                "detail": components.show_json(e.detail) if e.detail else "",
+            }
+            for e in found
+        ]
+    )
+    when = st.column_config.DatetimeColumn(format="distance")
+    components.table(frame, "audit", columns={"when": when})
+    pages.draw(len(found), following)

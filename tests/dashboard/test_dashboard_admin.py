@@ -1,0 +1,77 @@
+"""Tokens: created and revoked on the page Admin, asked for where they are needed."""
+
+from collections.abc import Callable
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from stepwell import Client
+from stepwell.errors import Unauthorized
+
+Page = Callable[..., AppTest]
+
+
+def fine(page: AppTest) -> None:
+    assert [e.message for e in page.exception] == []
+
+
+def test_a_service_with_tokens_asks_for_one(fresh_service, page: Page) -> None:
+    """The page becomes a form, refuses a wrong token, and acts with the right one."""
+    with Client(fresh_service.url, fresh_service.token) as client:
+        admin = client.create_token("me", ["admin"]).token
+    drawn = page("datasets", fresh_service.url)
+    fine(drawn)
+    assert drawn.text_input(key="login_token").label == "Token" and not drawn.metric
+    drawn.text_input(key="login_token").set_value("wrong")
+    drawn.button(key="login_go").click().run()
+    fine(drawn)
+    assert len(drawn.error) == 1 and drawn.text_input(key="login_token")
+    drawn.text_input(key="login_token").set_value(admin)
+    drawn.button(key="login_go").click().run()
+    fine(drawn)
+    assert not drawn.error and "login_token" not in drawn.session_state
+    other = page("datasets", fresh_service.url)
+    assert other.text_input(key="login_token"), "another session has no token"
+
+
+def test_a_token_is_created_and_revoked(fresh_service, page: Page) -> None:
+    with Client(fresh_service.url, fresh_service.token) as client:
+        admin = client.create_token("me", ["admin"]).token
+    drawn = page("admin", fresh_service.url)
+    drawn.text_input(key="login_token").set_value(admin)
+    drawn.button(key="login_go").click().run()
+    drawn.text_input(key="token_name").set_value("robot")
+    drawn.multiselect(key="token_scopes").set_value(["read", "sql"])
+    drawn.button(key="token_go").click().run()
+    fine(drawn)
+    secret = next(c.value for c in drawn.code if c.value.startswith("sw_") or len(c.value) > 30)
+    with Client(fresh_service.url, secret) as robot:
+        assert robot.datasets() == []
+        with pytest.raises(Unauthorized):
+            robot.tokens()
+        shown = drawn.run().dataframe[0].value
+        assert shown["name"].tolist() == ["robot", "me"] and list(shown["scopes"][0]) == [
+            "read",
+            "sql",
+        ]
+        drawn.selectbox(key="token").set_value(shown["id"][0])
+        drawn.button(key="revoke_go").click().run()
+        fine(drawn)
+        with pytest.raises(Unauthorized):
+            robot.datasets()
+    log = drawn.dataframe[-1].value
+    assert log["action"].tolist() == ["token.revoke", "token.create", "token.create"]
+    assert log["subject"][0] == shown["id"][0]
+
+
+def test_who_may_not_administrate_is_told_so(fresh_service, page: Page) -> None:
+    with Client(fresh_service.url, fresh_service.token) as client:
+        admin = client.create_token("me", ["admin"]).token
+    with Client(fresh_service.url, admin) as client:
+        reader = client.create_token("reader", ["read", "sql"])
+    drawn = page("admin", fresh_service.url)
+    drawn.text_input(key="login_token").set_value(reader.token)
+    drawn.button(key="login_go").click().run()
+    fine(drawn)
+    assert any("admin" in e.value for e in drawn.error)
+    assert drawn.metric
