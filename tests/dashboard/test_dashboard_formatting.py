@@ -31,25 +31,29 @@ def blend(colour: str, ground: str, share: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def theme() -> dict:
-    return tomllib.loads(CONFIG.read_text())["theme"]
+def theme(name: str) -> dict:
+    return tomllib.loads(CONFIG.read_text())["theme"][name]
 
 
-@pytest.mark.parametrize("colour", [*charts.PALETTE, charts.INK, charts.QUIET, charts.CURSOR])
-def test_lines_and_marks_stand_out_on_white(colour: str) -> None:
-    assert contrast(colour, theme()["backgroundColor"]) >= 4.5
+@pytest.mark.parametrize("colour", [*charts.PALETTE, charts.MAIN, charts.QUIET, charts.CURSOR])
+def test_lines_and_marks_stand_out_on_both_grounds(colour: str) -> None:
+    assert contrast(colour, theme("light")["backgroundColor"]) >= 4.5
+    assert contrast(colour, theme("dark")["backgroundColor"]) >= 3.5
 
 
-def test_text_is_readable_on_every_ground_of_the_theme() -> None:
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_text_is_readable_on_every_ground_of_the_theme(name: str) -> None:
     """Captions are drawn at 60 % of the text colour, in the page and in the sidebar."""
-    colours = theme()
+    colours = theme(name)
+    assert contrast(charts.INK[name], colours["backgroundColor"]) >= 4.5
     for ground in (colours["backgroundColor"], colours["secondaryBackgroundColor"]):
-        for name in ("textColor", "linkColor", "primaryColor", "codeTextColor"):
-            assert contrast(colours[name], ground) >= 4.5, name
+        for text in ("textColor", "linkColor", "primaryColor", "codeTextColor"):
+            assert contrast(colours[text], ground) >= 4.5, text
         assert contrast(blend(colours["textColor"], ground, 0.6), ground) >= 4.5
-    for name in ("red", "orange", "yellow", "green", "blue", "violet", "gray"):
-        text, ground = colours[f"{name}TextColor"], colours[f"{name}BackgroundColor"]
-        assert contrast(text, ground) >= 4.5, name
+    for hue in ("red", "orange", "yellow", "green", "blue", "violet", "gray"):
+        text, ground = colours[f"{hue}TextColor"], colours[f"{hue}BackgroundColor"]
+        assert contrast(text, ground) >= 4.5, hue
+        assert contrast(text, colours["backgroundColor"]) >= 4.5, hue
 
 
 def test_the_page_is_private_by_default() -> None:
