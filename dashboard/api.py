@@ -26,7 +26,7 @@ import pyarrow.parquet
 import streamlit as st
 
 from dashboard.frames import gif
-from stepwell import Client
+from stepwell import Client, doctor
 from stepwell import leaderboard as board
 from stepwell.comparison import (
     NAMES_SQL,
@@ -38,6 +38,7 @@ from stepwell.comparison import (
     read_data_row,
     recipe_rows,
 )
+from stepwell.doctor import Report
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
 from stepwell.leaderboard import Pick, Standing, run_of
 from stepwell.lineage import Lineage, read_lineage
@@ -237,6 +238,11 @@ def improvements(row: Standing, others: list[Standing]) -> dict[str, str]:
             p = board.improvement(row, other)
             found[other.name] = f"{p.value:.0%} ({p.low:.0%} … {p.high:.0%})"
     return found
+
+
+def diagnose(dataset: str, progress: Callable[[int, int, str], object]) -> Report:
+    """All checks of the doctor; never cached, as it is asked for by a button."""
+    return doctor.diagnose(client(), dataset, progress=progress)
 
 
 @read(10)

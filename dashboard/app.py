@@ -14,6 +14,7 @@ from dashboard.views import (
     admin,
     console,
     datasets,
+    doctor,
     evaluation,
     lineage,
     overview,
@@ -29,6 +30,7 @@ PAGES = {
     "Data": {
         "datasets": (datasets.show, "Datasets", "database"),
         "trajectories": (trajectories.show, "Trajectories", "timeline"),
+        "doctor": (doctor.show, "Doctor", "stethoscope"),
         "sql": (console.show, "SQL", "terminal"),
         "lineage": (lineage.show, "Lineage", "account_tree"),
     },

@@ -71,6 +71,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "sql": Command(
             "stepwell.commands.sql:main", "query trajectories, steps, runs, metrics in SQL"
         ),
+        "doctor": Command("stepwell.commands.doctor:main", "find what is wrong with a dataset"),
         "lineage": Command(
             "stepwell.commands.lineage:main", "what data and policies were made from"
         ),

@@ -20,7 +20,7 @@ from stepwell.messages import MetricPoint
 
 Page = Callable[..., AppTest]
 VIEWS = [
-    *("overview", "datasets", "trajectories", "console", "lineage"),
+    *("overview", "datasets", "trajectories", "doctor", "console", "lineage"),
     *("runs", "evaluation", "workers", "admin"),
 ]
 NOBODY = "http://127.0.0.1:9"
@@ -101,6 +101,7 @@ def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page
         "datasets": "imports?format=d4rl",
         "trajectories": "stepwell collect",
         "console": "T+1",
+        "doctor": "stepwell import",
         "lineage": "stepwell import",
         "runs": "stepwell train",
         "evaluation": "stepwell evaluate",
@@ -171,7 +172,7 @@ def test_a_part_that_breaks_while_the_service_is_ready_is_not_asked_without_a_pa
 def test_every_page_draws_what_there_is(view: str, filled: str, service, page: Page) -> None:
     drawn = page(view, service.url)
     check(drawn)
-    assert len(drawn.dataframe) + len(drawn.metric) > 0
+    assert len(drawn.dataframe) + len(drawn.metric) + len(drawn.selectbox) > 0
 
 
 def test_overview_counts(filled: str, service, client: Client, page: Page) -> None:
@@ -664,3 +665,26 @@ def test_d4rl_environments_and_data_stand_beside_policies(
     assert table["normalised"]["D4RL's expert"] == 100.0
     assert table["mean"][f"data of {name}"] == 100.0
     assert table["episodes"][f"{name}/1"] == 2
+
+
+def test_the_doctor_shows_what_it_found_with_its_sql(
+    service, client: Client, name: str, page: Page
+) -> None:
+    spec = EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0")
+    client.create_dataset(name, spec)
+    for seed in range(3):
+        client.add(
+            name, obs=np.random.default_rng(seed).normal(size=(4, 1)).astype(np.float32),
+            actions=np.asarray([0, 1, 0]), rewards=np.ones(3, np.float32),
+            terminated=seed > 0, truncated=False, env="Toy-v0",
+        )  # fmt: skip
+    drawn = page("doctor", service.url, dataset=name)
+    check(drawn)
+    assert f"stepwell doctor {name}" in texts(drawn)
+    drawn.button(key="check").click().run()
+    check(drawn)
+    assert "open end" in texts(drawn) and "1 trajectory" in texts(drawn)
+    assert any("stepwell trajectories label" in code.value for code in drawn.code)
+    shown = next(c.value for c in drawn.code if "not terminated and not truncated" in c.value
+                 and c.value.startswith("select"))  # fmt: skip
+    assert len(client.sql(shown).rows) == 1

@@ -1,0 +1,79 @@
+"""The doctor: what is wrong with a dataset, the SQL that shows it, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from dashboard import api, components, formatting
+
+REPORT = "_doctor_report"
+MARKS = {
+    "error": (":material/error:", "red"),
+    "warning": (":material/warning:", "orange"),
+    "note": (":material/info:", "gray"),
+}
+
+
+@components.view("Doctor", "Looks for what is wrong with a dataset. Nothing is changed.")
+def show() -> None:
+    names = [d.name for d in api.datasets()]
+    if not names:
+        components.empty(
+            "There is no dataset yet:", "stepwell import FILE --dataset NAME --env ENV"
+        )
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if st.session_state.get("dataset") not in names:
+            st.session_state.pop("dataset", None)
+        name = str(st.selectbox("Dataset", names, key="dataset", bind="query-params"))
+        go = st.button("Check", type="primary", icon=":material/stethoscope:", key="check")
+    if go:
+        _check(name)
+    report = st.session_state.get(REPORT)
+    if report is None or report.dataset != name:
+        st.caption("A few dozen queries: seconds for small datasets, minutes for large ones.")
+        st.code(f"stepwell doctor {name}", language=None)
+        return
+    _draw(report)
+
+
+def _check(name: str) -> None:
+    bar = st.progress(0.0, "asking")
+    st.session_state[REPORT] = api.diagnose(
+        name, lambda done, total, what: bar.progress(done / total, what.replace("_", " "))
+    )
+    bar.empty()
+
+
+def _draw(report: Any) -> None:
+    part = f"; steps of one in {report.one_in} were read" if report.one_in > 1 else ""
+    st.caption(
+        f"{formatting.pluralize(report.trajectories, 'trajectory', 'trajectories')}, "
+        f"{formatting.pluralize(report.steps, 'step')}{part}"
+    )
+    if not report.findings:
+        st.success("Nothing found.", icon=":material/check_circle:")
+    for finding in report.findings:
+        _finding(report.dataset, finding)
+    for kind, why in report.failed.items():
+        st.warning(f"{kind} was not checked: {why}")
+
+
+def _finding(dataset: str, finding: Any) -> None:
+    icon, colour = MARKS[finding.severity]
+    with st.container(border=True):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.badge(finding.severity, icon=icon, color=colour)  # type: ignore[arg-type]
+            st.markdown(f"**{finding.kind.replace('_', ' ')}**")
+        st.text(finding.message)
+        page = components.page("trajectories")
+        if finding.examples and page is not None:
+            st.page_link(
+                page, label="Look at the first of them", icon=":material/timeline:",
+                query_params={"dataset": dataset, "id": finding.examples[0]},
+            )  # fmt: skip
+        st.caption("What to do")
+        st.code(finding.repair, language=None, wrap_lines=True)
+        components.sql_note(finding.sql, dataset=dataset, label="SQL that shows them")

@@ -1,0 +1,96 @@
+"""What a check is: a query for what is wrong, and how to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from stepwell._sql import quoted
+from stepwell.spaces import Box, EnvSpec, Space
+
+Severity = Literal["error", "warning", "note"]
+MOST_NUMBERS = 64
+"""Of a step, that are looked at one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A dataset under examination."""
+
+    name: str
+    spec: EnvSpec
+    one_in: int = 1
+    """Steps of one in so many trajectories are read."""
+
+    @property
+    def trajectories(self) -> str:
+        """A FROM item: its living trajectories."""
+        return f"(select * from trajectories where dataset = {literal(self.name)})"
+
+    @property
+    def steps(self) -> str:
+        """A FROM item: the steps that are read."""
+        where = f" where hash(trajectory_id) % {self.one_in} = 0" if self.one_in > 1 else ""
+        return f"(select * from {quoted(self.name)}.steps{where})"
+
+    def numbers(self) -> list[tuple[str, str]]:
+        """(name, SQL of a DOUBLE) of single numbers of an observation; images have none."""
+        found = []
+        for key, space in self.spec.observations.items():
+            if self.spec.roles.get(key) != "mask" and not is_blob(space):
+                found += _elements(f"obs.{quoted(key)}", key, space)
+        return found[:MOST_NUMBERS]
+
+    def has_floats(self) -> bool:
+        """Whether observations are real numbers or images, which hardly ever repeat by chance."""
+        return any(
+            is_blob(space) or (isinstance(space, Box) and space.dtype.startswith("float"))
+            for space in self.spec.observations.values()
+        )
+
+    def actions(self) -> list[tuple[str, str, Space]]:
+        """(name, SQL, space) of each action."""
+        if list(self.spec.actions) == ["action"]:
+            return [("action", "action", self.spec.actions["action"])]
+        return [(key, f"action.{quoted(key)}", space) for key, space in self.spec.actions.items()]
+
+
+Query = Callable[[Subject], str | None]
+"""The SQL of a check: rows of (id, what) for each trajectory that is concerned, or one row with
+NULL as id for the whole dataset. None: the check does not apply to these spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One kind of defect."""
+
+    kind: str
+    severity: Severity
+    says: str
+    """In plain words; `{n}` stands for how many trajectories, `{what}` for the first one's."""
+    query: Query
+    repair: str = "leave out"
+    """leave out: flag them, and select without; else a sentence."""
+
+
+def literal(text: str) -> str:
+    """A SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def is_blob(space: Space) -> bool:
+    """Whether SQL has it as raw bytes."""
+    return space.dtype == "uint8" and space.shape != ()
+
+
+def _elements(column: str, name: str, space: Space) -> list[tuple[str, str]]:
+    if space.shape == ():
+        return [(name, f"cast({column} as double)")]
+    size = 1
+    for n in space.shape:
+        size *= n
+    return [
+        (f"{name}[{i}]", f"cast({column}[{i + 1}] as double)")
+        for i in range(min(size, MOST_NUMBERS))
+    ]
