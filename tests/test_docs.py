@@ -135,7 +135,7 @@ EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
     for name in (
         *("../README.md", "own_data.md", "trajectory.md"),
-        *("training.md", "collecting.md", "relabeling.md"),
+        *("training.md", "collecting.md", "relabeling.md", "torch.md"),
     )
     for block in blocks(name, "python")
 ]
