@@ -116,12 +116,22 @@ def _train(query: str, params: dict[str, Any], frame: pd.DataFrame) -> None:
             f"stepwell train offline --dataset {shlex.quote(name)} --where {shlex.quote(where)}",
             language=None, wrap_lines=True,
         )  # fmt: skip
+        st.caption("Or in a training script of your own, with torch's DataLoader:")
+        st.code(
+            "from stepwell.torch import Windows\n"
+            f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
+            language=None,
+        )
 
 
 def selection(query: str) -> str:
     """A condition for the trajectories whose ids a query returns."""
     # On lines of its own: a comment at its end must not hide the parenthesis.
-    return f"id IN (SELECT id FROM (\n{query.strip().rstrip(';')}\n))"
+    return f"id IN (SELECT id FROM (\n{_query(query)}\n))"
+
+
+def _query(text: str) -> str:
+    return text.strip().rstrip(";")
 
 
 def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:

@@ -6,6 +6,8 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -600,7 +602,12 @@ def test_the_whole_answer_is_a_file(
 
 
 def test_an_answer_with_ids_is_a_selection_to_train_on(
-    filled: str, service, client: Client, page: Page
+    filled: str,
+    service,
+    client: Client,
+    page: Page,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query = (
         f"SELECT id, dataset FROM trajectories WHERE dataset = '{filled}' AND purpose = 'train'\n"
@@ -613,6 +620,13 @@ def test_an_answer_with_ids_is_a_selection_to_train_on(
     assert words[words.index("--dataset") + 1] == filled
     where = words[words.index("--where") + 1]
     assert client.create_snapshot(dataset=filled, where=where).trajectories == 2
+    (program,) = [c.value for c in drawn.code if c.value.startswith("from stepwell.torch")]
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: dict[str, Any] = {}
+    exec(program, made)
+    assert client.snapshot(made["windows"].snapshot).trajectories == 2
+    made["windows"].close()
 
 
 def test_the_leaderboard_folds_seeds_and_has_references(
