@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import subprocess
 import sys
 from collections import Counter
@@ -246,14 +247,18 @@ def test_the_lease_is_renewed_in_use_and_given_back(client, name, address, monke
     post(client, name, make_spec(), lengths=(4,))
     episodes, windows = Trajectories(name, **address), Windows(name, length=4, **address)
     assert every == [15.0, 15.0]
-    leased = [client.snapshot(one.snapshot).leased_until for one in (episodes, windows)]
+    ids = episodes.snapshot, windows.snapshot
+    leased = [client.snapshot(one).leased_until for one in ids]
 
     def later() -> bool:
-        now = [client.snapshot(one.snapshot).leased_until for one in (episodes, windows)]
+        now = [client.snapshot(one).leased_until for one in ids]
         return all(a and a > b + 0.1 for a, b in zip(now, leased, strict=True))
 
     wait_until(later, what="both leases renewed")
-    ids = episodes.snapshot, windows.snapshot
+    child = multiprocessing.get_context("fork").Process(target=episodes.close)
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and client.snapshot(ids[0]).leased_until, "it is not the child's"
     episodes.close()
     assert client.snapshot(ids[0]).leased_until is None
     assert len(episodes[0]["rewards"]) == 4, "what is on disk remains usable"
