@@ -62,6 +62,9 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Data": {
         "import": Command("stepwell.commands.imports:main", "upload a D4RL or npz file"),
+        "export": Command(
+            "stepwell.commands.export:main", "a dataset as npz, D4RL, Parquet or Minari files"
+        ),
         "datasets": Command(
             "stepwell.commands.datasets:main", "list, show, create, limit, delete datasets"
         ),

@@ -15,6 +15,7 @@ Rules, each for a quirk of real files (tests/server/test_imports_d4rl.py has one
 - terminals that no reset follows are not ends (antmaze flags every step near the goal): decided by
   next_observations where they exist, else see `_flags_only`. They are kept as info `terminals`;
 - without timeouts (kitchen, minigrid) only terminals end episodes, and `max_steps` if given;
+- a file that `stepwell export` wrote lists the ends, so flags and observations need no reading;
 - flags and rewards may be floats or [N, 1]; float64 observations and actions become float32;
 - infos with N rows of plain numbers are stored with their observation, whatever their rank; others
   are dropped, each with a warning that gives the reason.
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.raw_file import (
+    ENDS,
     REQUIRED,
     Array,
     ImportOptions,
@@ -44,8 +46,6 @@ from server.imports.spec import choose_spec, fit
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import (
-    DEFAULT_ACTION,
-    DEFAULT_OBSERVATION,
     DTYPES,
     MAX_ELEMENTS,
     EnvSpec,
@@ -74,7 +74,9 @@ class Plan:
     ends: NDArray[np.int64]
     """Last row of each episode, inclusive."""
     terminated: NDArray[np.bool_]
-    """Per episode; the others are truncated."""
+    """Per episode."""
+    truncated: NDArray[np.bool_]
+    """Per episode; only one that goes on in another trajectory is neither."""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -103,19 +105,21 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     obs = _table(source, "observations", rows)
     actions = _table(source, "actions", rows)
     next_obs = _table(source, "next_observations", rows, like=obs)
-    if next_obs is not None and not _informative(terminals, timeouts, obs, next_obs):
+    listed = ENDS in source.arrays
+    if next_obs is not None and not listed and not _informative(terminals, timeouts, obs, next_obs):
         warnings.append("next_observations are the shifted rows: final observations are unknown")
         next_obs = None
     infos = _infos(source, rows)
     with np.errstate(over="ignore"):
         rewards = rewards.astype(np.float32)
     _finite("rewards", rewards)
-    ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
+    if listed:
+        ends, in_flags = _listed_ends(source, terminals, timeouts), False
+    else:
+        ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
     if in_flags:
         infos["terminals"] = terminals
-    spec = choose_spec(
-        obs, actions, next_obs, infos, source.dropped, source.metadata, options, warnings
-    )
+    spec = choose_spec(obs, actions, next_obs, infos, source, options, warnings)
     obs, actions, next_obs, infos = fit(
         spec, obs, actions, next_obs, infos, source.dropped, warnings
     )
@@ -123,6 +127,8 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     for name, array in (("observations", obs), ("actions", actions)):
         _finite(name, array)
     starts = np.concatenate([[0], ends[:-1] + 1])
+    terminated = terminals[ends]
+    cut = timeouts[ends] if listed and timeouts is not None else np.ones(len(ends), np.bool_)
     return Plan(
         spec,
         obs,
@@ -132,7 +138,8 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         infos,
         starts,
         ends,
-        terminals[ends],
+        terminated,
+        cut & ~terminated,
         warnings,
     )
 
@@ -140,25 +147,25 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
 def trajectories(found: Plan, options: ImportOptions) -> Iterator[Trajectory]:
     """The episodes in file order. Raises `ImportRefused` for an invalid one."""
     source = f"{options.format}:{options.sha256}"
+    observation, action = next(iter(found.spec.observations)), next(iter(found.spec.actions))
     for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
         stop = end + 1
         obs = found.obs[start:stop]
         last = obs[-1:] if found.next_obs is None else found.next_obs[end:stop]
-        terminated = bool(found.terminated[index])
         try:
             yield Trajectory(
-                obs={DEFAULT_OBSERVATION: np.concatenate([obs, last])},
-                actions={DEFAULT_ACTION: found.actions[start:stop]},
+                obs={observation: np.concatenate([obs, last])},
+                actions={action: found.actions[start:stop]},
                 rewards=found.rewards[start:stop],
-                terminated=terminated,
-                truncated=not terminated,
+                terminated=bool(found.terminated[index]),
+                truncated=bool(found.truncated[index]),
                 final_obs_valid=found.next_obs is not None,
                 infos={
                     key: np.concatenate([a[start:stop], a[end:stop]])
                     for key, a in found.infos.items()
                 },
                 metadata=TrajectoryMetadata(
-                    env=options.env,
+                    env=options.env or found.spec.env,
                     episode_id=f"{options.sha256[:12]}/{index}",
                     source=source,
                 ),
@@ -220,6 +227,35 @@ def _split(
         )
     _warn_of_jumps(obs, next_obs, ends, warnings)
     return np.flatnonzero(ends), len(inside) > 0
+
+
+def _listed_ends(
+    source: RawFile, terminals: NDArray[np.bool_], timeouts: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
+    """The last row of each episode, as the file lists them. Raises `ImportRefused`."""
+    ends, rows = source.arrays[ENDS], len(terminals)
+    if (
+        ends.dtype.kind not in "iu"
+        or ends.ndim != 1
+        or not len(ends)
+        or int(ends[0]) < 0
+        or int(ends[-1]) != rows - 1
+        or not bool((ends[1:] > ends[:-1]).all())
+    ):
+        raise ImportRefused(
+            f"{ENDS} is not a list of last rows",
+            expected=f"ascending integers, the last of them {rows - 1}",
+            got=f"{ends.dtype} {list(ends.shape)}",
+        )
+    ends = ends.astype(np.int64)
+    inside = terminals if timeouts is None else terminals | timeouts
+    if int(np.count_nonzero(inside)) != int(np.count_nonzero(inside[ends])):
+        raise ImportRefused(
+            f"terminals or timeouts are set where {ENDS} has no end",
+            expected="flags at ends only",
+            got=f"row {int(np.setdiff1d(np.flatnonzero(inside), ends)[0])}",
+        )
+    return ends
 
 
 def _informative(

@@ -42,7 +42,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
             needed = sum(int(d.nbytes) for name, d in found.items() if _wanted(name))
             check_size(sum(int(d.nbytes) for d in found.values()), size, 1 << 62)
             check_size(needed, size, memory)
-            for name in [name for name in found if name.startswith("metadata/")]:
+            for name in [n for n in found if n.startswith("metadata/") and not _wanted(n)]:
                 dataset = found.pop(name)
                 if len(source.metadata) < 64:
                     source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)

@@ -24,7 +24,10 @@ FREE_BYTES = 64 << 20
 """… unless it is at most this large unpacked: flags that are all false compress very well."""
 MAX_MEMBERS = 512
 REQUIRED = ("observations", "actions", "rewards", "terminals")
-OPTIONAL = ("timeouts", "next_observations")
+ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
+"""Arrays that `stepwell export` adds (stepwell/_export/flat.py): the last row of each trajectory,
+and the env spec as JSON in UTF-8."""
+OPTIONAL = ("timeouts", "next_observations", ENDS, SPEC)
 
 
 class ImportRefused(Exception):

@@ -13,21 +13,22 @@ Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: M
                warning says so); `?action_low=&action_high=` set them
 Infos          a Box without bounds, in the file's own type
 
-An existing dataset's spec takes precedence: arrays are cast to it, or refused with their name. An
-info that the file has but that cannot be kept becomes NaN in a dataset of floats.
+A file that `stepwell export` wrote has its spec; options that derive another take precedence.
+An existing dataset's spec takes precedence over all: arrays are cast to it, or refused with their
+name. An info that the file has but that cannot be kept becomes NaN in a dataset of floats.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from server.imports.raw_file import Array, ImportOptions, ImportRefused
+from server.imports.raw_file import SPEC, Array, ImportOptions, ImportRefused, RawFile
 from stepwell.spaces import (
-    DEFAULT_ACTION,
-    DEFAULT_OBSERVATION,
     DTYPES,
     Box,
     Discrete,
@@ -39,6 +40,8 @@ from stepwell.spaces import (
 )
 
 MAX_DISCRETE = 100_000
+MAX_SPEC = 4 << 20
+"""Bytes of a file's own spec."""
 MOST_STATES = 4096
 """Integers [N] up to here are taken for states: each becomes an input of its own."""
 FILLED = 0.03
@@ -54,15 +57,24 @@ def choose_spec(
     actions: Array,
     next_obs: Array | None,
     infos: dict[str, Array],
-    dropped: dict[str, str],
-    metadata: dict[str, Any],
+    source: RawFile,
     options: ImportOptions,
     warnings: list[str],
 ) -> EnvSpec:
-    """The dataset's spec if it exists, else one derived from the data. Raises `ImportRefused`."""
+    """The dataset's spec if it exists, else the file's own, else one derived from the data.
+
+    Raises `ImportRefused`.
+    """
     if options.spec is not None:
-        _check_names(options.spec, infos, dropped, warnings)
+        _check_names(options.spec, infos, source.dropped, warnings)
         return options.spec
+    wanted = (options.observation, options.action, options.action_low, options.action_high)
+    if SPEC in source.arrays and not any(wanted):
+        written = _written(source.arrays[SPEC])
+        kept = {key: space for key, space in written.infos.items() if key in infos}
+        spec = replace(written, infos=kept, env=options.env or written.env)
+        _check_names(spec, infos, source.dropped, warnings)
+        return spec
     if obs.dtype.name not in DTYPES:
         raise ImportRefused(
             "observations has an unsupported type",
@@ -71,7 +83,7 @@ def choose_spec(
         )
     every = [obs] if next_obs is None else [obs, next_obs]
     return EnvSpec.of(
-        _observation_space(every, metadata.get("discrete_observations"), options, warnings),
+        _observation_space(every, source.metadata.get("discrete_observations"), options, warnings),
         _action_space(actions, options, warnings),
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
@@ -88,9 +100,9 @@ def fit(
     warnings: list[str],
 ) -> tuple[Array, Array, Array | None, dict[str, Array]]:
     """The arrays in the shapes and types of `spec`. Raises `ImportRefused` (schema_mismatch)."""
-    space = spec.observations[DEFAULT_OBSERVATION]
-    for name, array in (("observations", obs), ("actions", actions)):
-        if array.dtype == np.float64:
+    (space,), (action_space,) = spec.observations.values(), spec.actions.values()
+    for name, array, into in (("observations", obs, space), ("actions", actions, action_space)):
+        if array.dtype == np.float64 and into.dtype == "float32":
             warnings.append(f"{name}: float64 stored as float32")
     fitted = {k: _info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
     obs = _cast("observations", obs, space)
@@ -100,10 +112,21 @@ def fit(
         _check_inside("observations", obs, space)
         if next_obs is not None:
             _check_inside("next_observations", next_obs, space)
-    action_space = spec.actions[DEFAULT_ACTION]
     actions = _cast("actions", actions, action_space)
     _check_inside("actions", actions, action_space)
     return obs, actions, next_obs, fitted
+
+
+def _written(array: Array) -> EnvSpec:
+    """The spec in a file that `stepwell export` wrote. Raises `ImportRefused`."""
+    try:
+        if array.dtype != np.uint8 or array.ndim != 1 or len(array) > MAX_SPEC:
+            raise ValueError(f"{array.dtype} {list(array.shape)}")
+        return EnvSpec.from_json(json.loads(array.tobytes()))
+    except (ValueError, RecursionError) as error:
+        raise ImportRefused(
+            f"{SPEC} cannot be read", expected="an env spec as JSON", got=str(error)[:200]
+        ) from None
 
 
 def _check_inside(name: str, array: Array, space: Space) -> None:
@@ -139,15 +162,12 @@ def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[
 def _check_names(
     spec: EnvSpec, infos: dict[str, Array], dropped: dict[str, str], warnings: list[str]
 ) -> None:
-    for what, spaces, name in (
-        ("observations", spec.observations, DEFAULT_OBSERVATION),
-        ("actions", spec.actions, DEFAULT_ACTION),
-    ):
-        if list(spaces) != [name]:
+    for what, spaces in (("observations", spec.observations), ("actions", spec.actions)):
+        if len(spaces) != 1:
             raise ImportRefused(
                 f"the dataset has other {what} than a D4RL file",
                 expected=sorted(spaces),
-                got=[name],
+                got="one array",
                 code="schema_mismatch",
             )
     for key in spec.infos:

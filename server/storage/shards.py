@@ -27,12 +27,12 @@ import pyarrow.parquet as pq
 from server.checksums import Source
 from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
+from stepwell.shard_rows import TRAJECTORIES_KEY, plain_batch
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 TRAJ_IDX, T = "traj_idx", "t"
 DATASET_KEY = b"stepwell.dataset"
-TRAJECTORIES_KEY = b"stepwell.trajectories"
 DIGEST_KEY = b"stepwell.digest"
 """Digest of dataset, spec and table: a rebuild must not use a damaged footer."""
 MAX_GROUP_ROWS = 65_536
@@ -231,7 +231,7 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
                 while rest is None or rest.num_rows < entry.rows:
                     more = next(groups)
                     rest = more if rest is None else pa.concat_tables([rest, more])
-                yield entry, _plain(rest.slice(0, entry.rows), schema)
+                yield entry, plain_batch(rest.slice(0, entry.rows), schema)
                 rest = rest.slice(entry.rows) if rest.num_rows > entry.rows else None
     except (OSError, pa.ArrowException, StopIteration) as error:
         raise ShardDamaged(f"{path.name}: {error}") from None
@@ -262,7 +262,7 @@ def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
     numbers = table.column(TRAJ_IDX).to_numpy()
     if table.num_rows != entry.rows or not bool((numbers == traj_idx).all()):
         raise ShardDamaged(f"{path.name}: rows {start} … {stop} are not trajectory {traj_idx}")
-    batch = _plain(table, arrow_schema(footer.spec))
+    batch = plain_batch(table, arrow_schema(footer.spec))
     return from_batch(batch, {HEADER_KEY: json.dumps(entry.header).encode()}, footer.spec)
 
 
@@ -271,22 +271,3 @@ def check_digest(entry: Entry, batch: pa.RecordBatch, spec: EnvSpec) -> None:
     header = {HEADER_KEY: json.dumps(entry.header).encode()}
     if from_batch(batch, header, spec).digest != entry.digest:
         raise ShardDamaged(f"{entry.id}: its content is not what was acknowledged")
-
-
-def _plain(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a shard in the wire format: without the numbering, in one piece."""
-    columns = [_whole(column) for column in table.select(schema.names).columns]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array. Where a vector is NULL, Parquet also returns NULL elements; these are removed."""
-    array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    if not pa.types.is_fixed_size_list(array.type) or not array.null_count:
-        return array
-    size = array.type.list_size
-    values = array.values.slice(array.offset * size, len(array) * size)
-    plain = pa.Array.from_buffers(
-        values.type, len(values), [None, values.buffers()[1]], offset=values.offset
-    )
-    return pa.FixedSizeListArray.from_arrays(plain, type=array.type, mask=array.is_null())

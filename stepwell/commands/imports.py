@@ -1,27 +1,46 @@
-"""`stepwell import`: upload an offline dataset file and wait until the service has parsed it."""
+"""`stepwell import`: upload an offline dataset file and wait until the service has parsed it.
+
+A folder that `stepwell export --format parquet` wrote is read here, and sent as trajectories.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+import uuid
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
+from stepwell._export import parquet
 from stepwell._plural import pluralize
+from stepwell.client import Client
 from stepwell.commands import common
+from stepwell.errors import InvalidData
 from stepwell.messages import PARTIALLY_OBSERVABLE
+from stepwell.trajectory import Trajectory
+
+NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
+"""Namespace of the ids of copied trajectories: same dataset and original → same id."""
+GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
 Upload an offline dataset, a D4RL (HDF5) or npz file, and wait until the service has stored it.
 
-All trajectories of the file are stored, or none. Importing a file again stores nothing twice."""
+All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
+A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was
+interrupted."""
 EXAMPLES = """\
   stepwell import hopper-medium-v2.hdf5 --dataset hopper --env Hopper-v5
   stepwell import plays.npz --dataset my-plays --partition fifo
   stepwell import babyai.hdf5 --dataset babyai --option drop-infos=mission,seed
+  stepwell import hopper/ --dataset hopper-copy
 
-The layout of both formats: docs/own_data.md."""
+The layout of the formats: docs/own_data.md, docs/formats.md."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,6 +89,13 @@ def main(argv: list[str] | None = None) -> int:
         console=Console(stderr=True),
         disable=args.json or not sys.stderr.isatty(),
     )
+    if parquet.is_export(args.file):
+        if options:
+            parser.error("a folder of stepwell export has no --option")
+        with common.connect(args) as client, bar:
+            result = _send_folder(client, args, bar)
+            _tag_partially_observable(client, args)
+        return _show(args, result, result)
     with common.connect(args) as client, bar:
         sending = bar.add_task("uploading", total=None)
         job = client.upload(
@@ -90,13 +116,66 @@ def main(argv: list[str] | None = None) -> int:
             args.timeout,
             lambda state: bar.update(sending, completed=state.progress * size),
         )
-        if args.partially_observable:
-            tags = client.dataset(args.dataset).tags
-            client.patch_dataset(args.dataset, tags=sorted({*tags, PARTIALLY_OBSERVABLE}))
+        _tag_partially_observable(client, args)
+    return _show(args, job, job.result or {})
+
+
+def _send_folder(client: Client, args: argparse.Namespace, bar: Progress) -> dict[str, Any]:
+    """The trajectories of an exported folder, under ids that belong to the target dataset."""
+    spec, count, trajectories = parquet.read(args.file)
+    if args.no_create:
+        client.spec(args.dataset)
+    else:
+        spec = replace(spec, env=args.env or spec.env)
+        client.create_dataset(args.dataset, spec, exist_ok=True)
+    sending = bar.add_task("sending", total=count)
+    stored, steps = Counter[str](), 0
+    group: list[Trajectory] = []
+
+    def send() -> None:
+        answer = client.post(args.dataset, group, spec=spec, partition=args.partition)
+        for item in answer.items:
+            stored[item.status] += 1
+        bad = next((item for item in answer.items if item.status in ("refused", "conflict")), None)
+        if bad is not None:
+            why = bad.problem.detail if bad.problem else "no reason given"
+            raise InvalidData(f"trajectory {bad.id} was not stored ({bad.status}): {why}")
+        bar.advance(sending, len(group))
+        group.clear()
+
+    size = 0
+    for trajectory in trajectories:
+        steps += len(trajectory)
+        size += trajectory.nbytes
+        metadata = trajectory.metadata
+        if args.env:
+            metadata = replace(metadata, env=args.env)
+        name = str(uuid.uuid5(NAMESPACE, f"{args.dataset}/{trajectory.id}"))
+        group.append(replace(trajectory, id=name, metadata=metadata))
+        if size >= GROUP_BYTES or len(group) == GROUP_MOST:
+            send()
+            size = 0
+    if group:
+        send()
+    return {
+        "dataset": args.dataset,
+        "partition": args.partition,
+        "trajectories": stored["stored"],
+        "steps": steps,
+        "duplicates": stored["duplicate"],
+    }
+
+
+def _tag_partially_observable(client: Client, args: argparse.Namespace) -> None:
+    if args.partially_observable:
+        tags = client.dataset(args.dataset).tags
+        client.patch_dataset(args.dataset, tags=sorted({*tags, PARTIALLY_OBSERVABLE}))
+
+
+def _show(args: argparse.Namespace, value: Any, result: dict[str, Any]) -> int:
     if args.json:
-        common.print_json(job)
+        common.print_json(value)
         return 0
-    result = job.result or {}
     for warning in result.get("warnings", []):
         print(f"stepwell: note: {common.printable(str(warning))}", file=sys.stderr)
     trajectories = pluralize(result.get("trajectories", 0), "trajectory", "trajectories")

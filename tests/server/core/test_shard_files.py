@@ -14,6 +14,7 @@ import pytest
 from server.checksums import Source
 from server.storage import shards
 from server.storage.shards import DIGEST_KEY, TRAJECTORIES_KEY, Entry, ShardDamaged
+from stepwell import shard_rows
 from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema
 from stepwell.testing import make_spec, make_trajectory
@@ -171,7 +172,7 @@ def test_a_vector_that_is_missing_has_no_elements() -> None:
     """Parquet hands out elements that are NULL; ours are none."""
     kind = pa.list_(pa.float32(), 2)
     column = pa.chunked_array([pa.array([[1, 2], None], kind), pa.array([None, [3, 4]], kind)])
-    whole = shards._whole(column)
+    whole = shard_rows._whole(column)
     assert whole.to_pylist() == [[1, 2], None, None, [3, 4]]
     assert whole.values.null_count == 0 and len(whole.values) == 8
     assert np.array_equal(whole.values.to_numpy()[:2], [1, 2])

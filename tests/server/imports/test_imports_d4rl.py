@@ -395,7 +395,7 @@ def test_an_existing_spec_decides(read: Read) -> None:
     for other, says in (
         (EnvSpec.of(Box((4,)), Box((2,))), "observations has another shape"),
         (EnvSpec.of(Box((3,)), Box((1,))), "actions has another shape"),
-        (EnvSpec.of({"a": Box((3,))}, Box((2,))), "other observations"),
+        (EnvSpec.of({"a": Box((3,)), "b": Box((3,))}, Box((2,))), "other observations"),
         (EnvSpec.of(Box((3,)), Discrete(3)), "actions has another shape"),
         (EnvSpec.of(Box((3,)), Box((2,), high=0.1)), "actions are outside their space"),
         (EnvSpec.of(Box((3,)), Box((2,)), infos={"q": Box((2,))}), "infos/q is missing"),

@@ -1,0 +1,338 @@
+"""`stepwell export`: what comes out goes in again bit for bit, or what is lost is named.
+
+`CASES` is the round-trip table of docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from server.imports import episodes, hdf5, npz
+from server.imports.raw_file import ImportOptions, ImportRefused
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
+from stepwell._export import parquet, selection
+from stepwell.spaces import MultiBinary
+from stepwell.testing import make_spec, make_trajectory
+
+DOCS = Path(__file__).parents[2] / "docs"
+FORMATS = ("npz", "d4rl", "parquet")
+READERS = {"npz": npz.read, "d4rl": hdf5.read}
+SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "parquet": ""}
+
+
+@dataclass
+class Case:
+    spec: EnvSpec
+    trajectories: list[Trajectory]
+    lost: dict[str, str] = field(default_factory=dict)
+    """By format: what it does not hold, or "refused"; other formats hold all."""
+
+
+def several(spec: EnvSpec, **options: object) -> list[Trajectory]:
+    return [make_trajectory(spec, length=3 + i, seed=i, **options) for i in range(4)]
+
+
+def ends() -> list[Trajectory]:
+    spec = make_spec()
+    kinds = [(True, False), (False, True), (False, False), (False, False), (True, False)]
+    return [
+        make_trajectory(spec, length=1 + i % 2, seed=i, terminated=a, truncated=b)
+        for i, (a, b) in enumerate(kinds)
+    ]
+
+
+def still() -> list[Trajectory]:
+    """Every observation is the same, so only the list of ends tells where episodes end."""
+    spec = make_spec(discrete=3)
+    made = several(spec) + several(spec, truncated=True)
+    obs = {"observation": np.ones((1, 3), np.float32)}
+    return [
+        replace(t, obs={k: np.repeat(a, len(t) + 1, axis=0) for k, a in obs.items()}) for t in made
+    ]
+
+
+WIDE = EnvSpec.of(Box((2, 2), "float64", -1, 1), Box((2,), "float64", (-2.0, 0.0), 5.0))
+NAMED = EnvSpec.of(
+    {"arm/angle": Box((2,)), "arm/on": Box((), "bool", 0, 1), "room": Discrete(5, 2)},
+    {"move": Box((2,), low=-1, high=1), "hold": MultiBinary(2)},
+    roles={"room": "critic"},
+)
+WORDS = EnvSpec.of(
+    MultiDiscrete((4, 4, 4)), Discrete(2), vocabularies={"observation": Vocabulary(("go", "up"))}
+)
+SEVERAL = dict.fromkeys(("npz", "d4rl"), "refused")
+CASES = {
+    "float32 vectors, Box actions": Case(make_spec(), several(make_spec())),
+    "discrete actions": Case(make_spec(discrete=7), several(make_spec(discrete=7))),
+    "float64, bounds of each element": Case(WIDE, several(WIDE)),
+    "float16": Case(
+        EnvSpec.of(Box((2,), "float16"), MultiDiscrete((2, 3))),
+        several(EnvSpec.of(Box((2,), "float16"), MultiDiscrete((2, 3)))),
+    ),
+    "images (uint8)": Case(
+        EnvSpec.of(Box((4, 4, 3), "uint8", 0, 255), Discrete(3)),
+        several(EnvSpec.of(Box((4, 4, 3), "uint8", 0, 255), Discrete(3))),
+    ),
+    "named observations and actions": Case(NAMED, several(NAMED), SEVERAL),
+    "texts (token ids)": Case(WORDS, several(WORDS)),
+    "infos, NaN among them": Case(
+        make_spec(infos=True),
+        several(make_spec(infos=True)),
+        dict.fromkeys(("npz", "d4rl"), "infos of the final observations"),
+    ),
+    "terminated, truncated, pieces of episodes": Case(make_spec(), ends()),
+    "the same observation everywhere": Case(make_spec(discrete=3), still()),
+    "final observations unknown in all": Case(
+        make_spec(), several(make_spec(), final_obs_valid=False)
+    ),
+    "final observations unknown in some": Case(
+        make_spec(),
+        several(make_spec(), final_obs_valid=False) + [make_trajectory(make_spec(), seed=9)],
+        dict.fromkeys(("npz", "d4rl"), "which final observations are unknown"),
+    ),
+    "unknown actions": Case(
+        make_spec(action_known=True), several(make_spec(action_known=True)), SEVERAL
+    ),
+    "one step; 40,000 steps": Case(
+        make_spec(), [make_trajectory(make_spec(), length=n, seed=n) for n in (1, 40_000, 2)]
+    ),
+    "metadata of trajectories": Case(
+        make_spec(),
+        several(make_spec(), run="r", tags=("a",), policy="p/1", metrics={"x": 0.5}, success=True)
+        + several(make_spec(env="Other-v0"), first_step=2, episode_id="e"),
+        dict.fromkeys(("npz", "d4rl"), "metadata"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(service):
+    """Every case as a dataset in the service: its name."""
+    client = service.client()
+    names = {}
+    for number, (title, case) in enumerate(CASES.items()):
+        names[title] = f"export-{number}"
+        client.create_dataset(names[title], case.spec)
+        client.post(names[title], case.trajectories, spec=case.spec, wait_sealed=True)
+    return names
+
+
+@pytest.fixture
+def run(service):
+    """One command; its exit status."""
+    return lambda *words: cli.main([*map(str, words), "--url", service.url])
+
+
+def stored(client, dataset):
+    rows = client.sql("select id from trajectories where dataset = ? order by seq", [dataset])
+    return [client.steps(id_) for (id_,) in rows]
+
+
+def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
+    """As an import into a new dataset reads it, in this process."""
+    if format_ == "parquet":
+        spec, _, trajectories = parquet.read(path)
+        return spec, list(trajectories)
+    options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
+    with open(path, "rb") as file:
+        found = READERS[format_](file, path.stat().st_size, 1 << 30)
+    plan = episodes.plan(found, options, 10**6)
+    return plan.spec, list(episodes.trajectories(plan, options))
+
+
+def same(a: Trajectory, b: Trajectory, lost: str) -> None:
+    for what in ("obs", "actions", "infos"):
+        before, after = getattr(a, what), getattr(b, what)
+        assert before.keys() == after.keys()
+        for key, array in before.items():
+            left, right = array, after[key]
+            assert (left.dtype, left.shape) == (right.dtype, right.shape), key
+            if what == "infos" and lost == "infos of the final observations":
+                left, right = left[:-1], right[:-1]
+            assert left.tobytes() == right.tobytes(), key
+    assert a.rewards.tobytes() == b.rewards.tobytes()
+    assert (a.terminated, a.truncated) == (b.terminated, b.truncated)
+    if lost != "which final observations are unknown":
+        assert a.final_obs_valid == b.final_obs_valid
+    assert (a.action_known is None) == (b.action_known is None)
+    if a.action_known is not None:
+        assert a.action_known.tobytes() == b.action_known.tobytes()
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("title", CASES)
+def test_what_is_exported_is_read_bit_for_bit(exported, run, tmp_path, capsys, title, format_):
+    case, out = CASES[title], tmp_path / "out"
+    lost = case.lost.get(format_, "")
+    status = run("export", exported[title], out, "--format", format_)
+    assert status == (2 if lost == "refused" else 0)
+    said = [
+        line for line in capsys.readouterr().err.splitlines() if "for other readers" not in line
+    ]
+    if lost == "refused":
+        assert "expected --format" in said[0]
+        assert list(tmp_path.iterdir()) == []
+        return
+    spec, back = read_back(out, format_)
+    assert spec.to_json() == case.spec.to_json()
+    assert len(back) == len(case.trajectories)
+    for before, after in zip(case.trajectories, back, strict=True):
+        same(before, after, lost)
+        if format_ == "parquet":
+            assert after.digest == before.digest
+    if lost == "metadata":
+        for name in ("run", "tags", "policy", "metrics", "success", "env", "first_step"):
+            assert f"stepwell: note: {format_} does not hold {name} (4 trajectories)" in said
+    elif lost:
+        assert any(f"{format_} does not hold {lost}" in line for line in said)
+    else:
+        assert not any("(" in line for line in said)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_an_exported_dataset_is_imported_into_a_service(
+    exported, run, client, tmp_path, capsys, format_
+):
+    title = "float32 vectors, Box actions"
+    case, out, copy = CASES[title], tmp_path / f"out{SUFFIX[format_]}", f"copy-{format_}"
+    assert run("export", exported[title], out, "--format", format_) == 0
+    for stored_now in (4, 0):  # again: nothing twice
+        capsys.readouterr()
+        assert run("import", out, "--dataset", copy) == 0
+        assert f": {stored_now} trajectories" in capsys.readouterr().out
+    assert client.spec(copy) == case.spec
+    for before, after in zip(case.trajectories, stored(client, copy), strict=True):
+        same(before, after, "")
+        assert after.metadata.env == "Test-v0"
+
+
+def test_a_selection_is_exported(client, run, tmp_path, capsys):
+    """`--where` and `--purpose` choose; a wrong condition and an empty choice are errors."""
+    spec = make_spec()
+    client.create_dataset("chosen", spec)
+    made = several(spec, purpose="train") + several(spec, purpose="eval")
+    client.post("chosen", made, spec=spec)  # spooled: the export seals them
+
+    def ids(*words):
+        out = tmp_path / "out"
+        assert run("export", "chosen", out, "--format", "parquet", *words) == 0
+        found = set(pd.read_parquet(out / "trajectories.parquet")["id"])
+        shutil.rmtree(out)
+        return found
+
+    assert ids() == {t.id for t in made[:4]}
+    assert ids("--purpose", "all") == {t.id for t in made}
+    assert ids("--purpose", "eval", "--where", "length > 4 -- or more") == {t.id for t in made[6:]}
+    for words in (["--where", "length >"], ["--where", "length > 99"], ["--purpose", "evil"]):
+        try:
+            assert run("export", "chosen", tmp_path / "out", "--format", "npz", *words) != 0
+        except SystemExit as error:
+            assert error.code == 2
+        assert list(tmp_path.iterdir()) == []
+    assert run("export", "no-such", tmp_path / "out", "--format", "npz") != 0
+    assert "no-such" in capsys.readouterr().err
+
+
+def test_parquet_is_read_by_pandas_and_duckdb(exported, run, tmp_path):
+    title = "metadata of trajectories"
+    run("export", exported[title], tmp_path / "out", "--format", "parquet")
+    about = pd.read_parquet(tmp_path / "out/trajectories.parquet").set_index("traj_idx")
+    steps = pd.read_parquet(tmp_path / "out/steps-00000.parquet")
+    case = CASES[title]
+    assert about["id"].tolist() == [t.id for t in case.trajectories]
+    assert steps.groupby("traj_idx").size().tolist() == [len(t) + 1 for t in case.trajectories]
+    np.testing.assert_allclose(
+        steps.groupby("traj_idx")["reward"].sum(), about["return"], rtol=1e-5
+    )
+    sql = (
+        f"select metrics['x'], tags[1], count(*) from '{tmp_path}/out/steps-*.parquet'"
+        f" join '{tmp_path}/out/trajectories.parquet' using (traj_idx) where not is_last"
+        " and run = 'r' group by all"
+    )
+    assert duckdb.sql(sql).fetchall() == [(0.5, "a", 3 + 4 + 5 + 6)]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_the_target_is_complete_or_absent(exported, run, tmp_path, capsys, monkeypatch, format_):
+    """An existing target stays, a failure in the middle leaves nothing."""
+    name, out = exported["discrete actions"], tmp_path / "out"
+    out.write_text("mine")
+    assert run("export", name, out, "--format", format_) == 2
+    assert f"{out} exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    out.unlink()
+    assert run("export", name, tmp_path / "no/out", "--format", format_) == 2
+    real = selection.read_shard
+
+    def damaged(path, numbers):
+        yield next(real(path, numbers))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(selection, "read_shard", damaged)
+    assert run("export", name, out, "--format", format_) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_of_many_shards_and_row_groups(service, run, client, tmp_path, monkeypatch):
+    """Small limits: several shards, row groups and files, and a trajectory longer than a group."""
+    spec = make_spec()
+    client.create_dataset("many", spec)
+    sent = []
+    for first in range(0, 30, 10):
+        group = [make_trajectory(spec, length=1 + i % 7, seed=i) for i in range(first, first + 10)]
+        client.post("many", group, spec=spec, wait_sealed=True)
+        sent += group
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 5)
+    monkeypatch.setattr(parquet, "FILE_BYTES", 600)
+    out = tmp_path / "out"
+    assert run("export", "many", out, "--format", "parquet") == 0
+    assert len(list(out.glob("steps-*.parquet"))) > 3
+    _, _, back = parquet.read(out)
+    assert [t.digest for t in back] == [t.digest for t in sent]
+
+
+def test_a_damaged_folder_is_refused(exported, run, tmp_path, capsys):
+    out = tmp_path / "out"
+    run("export", exported["discrete actions"], out, "--format", "parquet")
+    steps = out / "steps-00000.parquet"
+    whole = steps.read_bytes()
+    for damage in (whole[: len(whole) // 2], None):
+        steps.unlink() if damage is None else steps.write_bytes(damage)
+        assert run("import", out, "--dataset", "damaged") == 2
+        assert f"{out} cannot be read" in capsys.readouterr().err
+    (out / "spec.json").write_text("{}")
+    assert run("import", out, "--dataset", "damaged") == 2
+
+
+@pytest.mark.parametrize("name", ["episode_ends", "stepwell_spec"])
+def test_a_wrong_description_in_a_file_is_refused(exported, run, tmp_path, name):
+    """Files come from anywhere: the arrays that an export adds are checked like the others."""
+    run("export", exported["discrete actions"], tmp_path / "out", "--format", "npz")
+    arrays = dict(np.load(tmp_path / "out"))
+    for bad in (np.zeros(3, np.int64), np.full((2, 2), 255, np.uint8), np.array([5.0])):
+        np.savez(tmp_path / "bad.npz", **arrays | {f"metadata/{name}": bad})
+        with pytest.raises(ImportRefused, match=name):
+            read_back(tmp_path / "bad.npz", "npz")
+
+
+def docs_table() -> str:
+    lines = [f"| data | {' | '.join(FORMATS)} |", f"|---|{'---|' * len(FORMATS)}"]
+    for title, case in CASES.items():
+        cells = []
+        for format_ in FORMATS:
+            lost = case.lost.get(format_, "equal")
+            cells.append(lost if lost in ("equal", "refused") else f"without {lost}")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_docs_is_this_list():
+    assert docs_table() in (DOCS / "formats.md").read_text()
