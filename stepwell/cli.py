@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
     },
     "Data": {
-        "import": Command("stepwell.commands.imports:main", "upload a D4RL or npz file"),
+        "import": Command("stepwell.commands.imports:main", "upload a D4RL, npz or Minari file"),
         "export": Command(
             "stepwell.commands.export:main", "a dataset as npz, D4RL, Parquet or Minari files"
         ),

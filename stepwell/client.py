@@ -17,10 +17,14 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -373,44 +377,46 @@ class Client(Transport):
     ) -> Job:
         """Upload an offline dataset file, all or nothing; the service parses it in a job.
 
-        `format` ("d4rl" or "npz") defaults to that of the suffix .hdf5, .h5 or .npz. `create`
+        `format` ("d4rl", "npz" or "minari") defaults to that of the suffix .hdf5, .h5 or .npz; a
+        Minari HDF5 file is recognised. A folder is one that Minari wrote. `create`
         creates the dataset with the layout of the file. `progress(done, total)` is called with
         the bytes sent. With `wait`, returns the finished job (its `result` counts what was stored)
         or raises `JobFailed`; otherwise returns the queued job. Other options are passed to the
         importer (docs/own_data.md lists them).
         """
-        file = Path(path)
-        kind = format or FORMATS.get(file.suffix.lower())
+        source = Path(path)
+        kind = format or ("minari" if source.is_dir() else FORMATS.get(source.suffix.lower()))
         if kind is None:
             raise InvalidData(
-                f"unknown kind of file {file.name}",
-                expected=f"a suffix of {', '.join(FORMATS)}, or format=d4rl or npz",
-                got=repr(file.suffix),
+                f"unknown kind of file {source.name}",
+                expected=f"a suffix of {', '.join(FORMATS)}, or format=d4rl, npz or minari",
+                got=repr(source.suffix),
             )
-        try:
-            size = file.stat().st_size
-            file.open("rb").close()
-        except OSError as error:
-            raise InvalidData(f"cannot read {file}: {error.strerror}") from None
-        accepted = self.ask(
-            messages.JobAccepted,
-            "POST",
-            route("datasets", dataset, "imports"),
-            params={
-                **options,
-                "format": kind,
-                "partition": partition,
-                "create": create,
-                "env": env or None,
-            },
-            content=lambda: _chunks(file, size, progress),
-            headers={
-                "Content-Type": CONTENT_TYPES.get(kind, "application/octet-stream"),
-                "Content-Length": str(size),
-            },
-            idempotent=False,
-            timeout=max(self.timeout, 120.0),
-        )
+        with minari_zip(source) if source.is_dir() else nullcontext(source) as file:
+            try:
+                size = file.stat().st_size
+                file.open("rb").close()
+            except OSError as error:
+                raise InvalidData(f"cannot read {file}: {error.strerror}") from None
+            accepted = self.ask(
+                messages.JobAccepted,
+                "POST",
+                route("datasets", dataset, "imports"),
+                params={
+                    **options,
+                    "format": kind,
+                    "partition": partition,
+                    "create": create,
+                    "env": env or None,
+                },
+                content=lambda: _chunks(file, size, progress),
+                headers={
+                    "Content-Type": CONTENT_TYPES.get(kind, "application/octet-stream"),
+                    "Content-Length": str(size),
+                },
+                idempotent=False,
+                timeout=max(self.timeout, 120.0),
+            )
         job = accepted.job
         return self.wait_job(job.id, timeout) if wait else job
 
@@ -1044,6 +1050,31 @@ def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
         size += trajectory.nbytes
     if group:
         yield group
+
+
+@contextmanager
+def minari_zip(folder: Path) -> Iterator[Path]:
+    """A temporary zip, always of the same bytes, of the two files of a Minari dataset on HDF5.
+
+    Raises `InvalidData` for another folder.
+    """
+    data = folder / "data" if (folder / "data").is_dir() else folder
+    files = [data / name for name in ("metadata.json", "main_data.hdf5")]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise InvalidData(
+            f"{folder} is not a Minari dataset on HDF5, nor a folder of stepwell export",
+            expected="data/metadata.json and data/main_data.hdf5",
+            got=f"no {' and no '.join(missing)}",
+        )
+    with TemporaryDirectory(prefix="stepwell-minari-") as temporary:
+        packed = Path(temporary) / "minari.zip"
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+            for file in files:
+                entry = zipfile.ZipInfo(file.name)  # its time is always 1980
+                entry.file_size = file.stat().st_size
+                with file.open("rb") as source, archive.open(entry, "w") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        yield packed
 
 
 def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:

@@ -52,7 +52,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ImportRefused(
-            f"the HDF5 file is damaged or cut short: {_first_line(error)}",
+            f"the HDF5 file is damaged or cut short: {first_line(error)}",
             expected="a file that h5py can read to its end",
             got=f"{size} bytes",
         ) from None
@@ -113,18 +113,18 @@ def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
     info = name.removeprefix("infos/")
     if not isinstance(child, h5py.Dataset):
         return "no array"
-    _check_place(name, child)
+    check_place(name, child)
     try:
         kind = child.dtype
     except TypeError:
         return "of a type that numpy does not know"
     if child.shape is None:
         return "empty"
-    code = _unknown_filter(child)
+    code = unknown_filter(child)
     return why_dropped(info, drop, kind) or ("" if code is None else f"unknown filter {code}")
 
 
-def _check_place(name: str, dataset: h5py.Dataset) -> None:
+def check_place(name: str, dataset: h5py.Dataset) -> None:
     if dataset.is_virtual or dataset.external is not None:
         raise ImportRefused(
             f"{name[:200]} stores its data in another file",
@@ -133,7 +133,7 @@ def _check_place(name: str, dataset: h5py.Dataset) -> None:
         )
 
 
-def _unknown_filter(dataset: h5py.Dataset) -> int | None:
+def unknown_filter(dataset: h5py.Dataset) -> int | None:
     plist = dataset.id.get_create_plist()
     codes = (plist.get_filter(number)[0] for number in range(plist.get_nfilters()))
     return next((int(code) for code in codes if code not in FILTERS), None)
@@ -141,13 +141,13 @@ def _unknown_filter(dataset: h5py.Dataset) -> int | None:
 
 def _readable(name: str, dataset: h5py.Dataset) -> bool:
     """Check one dataset; False for a harmless one that is ignored (texts in metadata)."""
-    _check_place(name, dataset)
+    check_place(name, dataset)
     kind = dataset.dtype
     described = name.startswith("metadata/")
     if described and (kind.kind == "S" or h5py.check_string_dtype(kind) is not None):
         return bool(kind.kind == "S" and dataset.shape == () and kind.itemsize <= 4096)
     check_dtype(name[:200], kind)
-    if (code := _unknown_filter(dataset)) is not None:
+    if (code := unknown_filter(dataset)) is not None:
         raise ImportRefused(
             f"{name[:200]} uses an unknown filter",
             expected=", ".join(FILTERS.values()),
@@ -169,5 +169,5 @@ def _scalar(dataset: Any) -> Any:
     return value.item()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -184,6 +184,8 @@ class Imports:
             failpoint("import.after_parse")
             context.report(_PARSE_SHARE, "storing")
             metadata = plan.get("metadata") or {}
+            if plan.get("format") == "minari":  # recognised by its content
+                options = replace(options, format="minari")
             stored = bulk.commit(None if existing else self._creator(options, spec, metadata))
         except BaseException:
             bulk.abandon()
@@ -192,6 +194,7 @@ class Imports:
             stream.close()
         result: dict[str, Any] = {
             "dataset": options.dataset,
+            "format": options.format,
             "partition": options.partition,
             "trajectories": stored.stored,
             "steps": stored.steps,

@@ -83,8 +83,8 @@ def choose_spec(
         )
     every = [obs] if next_obs is None else [obs, next_obs]
     return EnvSpec.of(
-        _observation_space(every, source.metadata.get("discrete_observations"), options, warnings),
-        _action_space(actions, options, warnings),
+        observation_space(every, source.metadata.get("discrete_observations"), options, warnings),
+        action_space(actions, options, warnings),
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
     )
@@ -104,16 +104,16 @@ def fit(
     for name, array, into in (("observations", obs, space), ("actions", actions, action_space)):
         if array.dtype == np.float64 and into.dtype == "float32":
             warnings.append(f"{name}: float64 stored as float32")
-    fitted = {k: _info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
-    obs = _cast("observations", obs, space)
+    fitted = {k: fit_info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
+    obs = cast("observations", obs, space)
     if next_obs is not None:
-        next_obs = _cast("next_observations", next_obs, space)
+        next_obs = cast("next_observations", next_obs, space)
     if not isinstance(space, Box):  # the bounds of observations are often wrong
-        _check_inside("observations", obs, space)
+        check_inside("observations", obs, space)
         if next_obs is not None:
-            _check_inside("next_observations", next_obs, space)
-    actions = _cast("actions", actions, action_space)
-    _check_inside("actions", actions, action_space)
+            check_inside("next_observations", next_obs, space)
+    actions = cast("actions", actions, action_space)
+    check_inside("actions", actions, action_space)
     return obs, actions, next_obs, fitted
 
 
@@ -129,7 +129,7 @@ def _written(array: Array) -> EnvSpec:
         ) from None
 
 
-def _check_inside(name: str, array: Array, space: Space) -> None:
+def check_inside(name: str, array: Array, space: Space) -> None:
     if why := why_outside(space, array):
         raise ImportRefused(
             f"{name} are outside their space: {why}",
@@ -139,14 +139,16 @@ def _check_inside(name: str, array: Array, space: Space) -> None:
         )
 
 
-def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]) -> Array:
+def fit_info(
+    key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]
+) -> Array:
     """The info in the dataset's type; where that fails, NaN, with the reason in `dropped`.
 
     Raises `ImportRefused` for a dtype that cannot represent unknown values.
     """
     if array is not None:
         try:
-            return _cast(f"infos/{key}", array, space)
+            return cast(f"infos/{key}", array, space)
         except ImportRefused as error:
             dropped[key] = f"{error.detail} (expected {error.expected}, got {error.got})"
     if np.dtype(space.dtype).kind != "f":
@@ -182,7 +184,7 @@ def _check_names(
         warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
 
 
-def _observation_space(
+def observation_space(
     every: list[Array], states: Any, options: ImportOptions, warnings: list[str]
 ) -> Space:
     """The space of `every` array of observations: [N, …], and that of the next ones, if given."""
@@ -218,7 +220,7 @@ def _observation_space(
     return Box(shape, dtype)
 
 
-def _action_space(actions: Array, options: ImportOptions, warnings: list[str]) -> Space:
+def action_space(actions: Array, options: ImportOptions, warnings: list[str]) -> Space:
     kind, _, count = options.action.partition(":")
     if kind == "discrete":
         return Discrete(_count("action", count))
@@ -295,7 +297,7 @@ def _nice(value: float) -> float:
     return next(scale * n for n in (1, 2, 3, 5, 10) if value <= scale * n * (1 + 1e-5))
 
 
-def _cast(name: str, array: Array, space: Space) -> Array:
+def cast(name: str, array: Array, space: Space) -> Array:
     target = np.dtype(space.dtype)
     rows = len(array)
     if array.shape[1:] != space.shape:

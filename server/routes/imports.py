@@ -25,7 +25,7 @@ async def upload(
     service: ServiceDep,
     request: Request,
     name: Annotated[str, Path(pattern=NAME)],
-    format: Annotated[Literal["d4rl", "npz"], Query()] = "d4rl",  # noqa: A002 - the API's word
+    format: Annotated[Literal["d4rl", "npz", "minari"], Query()] = "d4rl",  # noqa: A002 - the API's word
     partition: Annotated[Partition, Query()] = "protected",
     create: Annotated[bool, Query(description="create the dataset if it does not exist")] = False,
     env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",

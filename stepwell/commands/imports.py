@@ -29,7 +29,7 @@ NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
 GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
-Upload an offline dataset, a D4RL (HDF5) or npz file, and wait until the service has stored it.
+Upload an offline dataset (D4RL, npz or Minari) and wait until the service has stored it.
 
 All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
 A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was
@@ -38,6 +38,7 @@ EXAMPLES = """\
   stepwell import hopper-medium-v2.hdf5 --dataset hopper --env Hopper-v5
   stepwell import plays.npz --dataset my-plays --partition fifo
   stepwell import babyai.hdf5 --dataset babyai --option drop-infos=mission,seed
+  stepwell import ~/.minari/datasets/D4RL/door/human-v2 --dataset door
   stepwell import hopper/ --dataset hopper-copy
 
 The layout of the formats: docs/own_data.md, docs/formats.md."""
@@ -50,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         "--dataset", required=True, metavar="NAME", help="created if it does not exist"
     )
     parser.add_argument("--env", default="", metavar="ID", help="environment name, e.g. Hopper-v5")
-    parser.add_argument("--format", choices=("d4rl", "npz"), help="default: from the suffix")
+    parser.add_argument(
+        "--format", choices=("d4rl", "npz", "minari"), help="default: from the suffix"
+    )
     parser.add_argument(
         "--partition",
         choices=("protected", "fifo"),

@@ -14,17 +14,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.imports import episodes, hdf5, npz
+from server.imports import episodes, hdf5, minari, minari_episodes, npz
 from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
 from stepwell._export import parquet, selection
+from stepwell.client import minari_zip
+from stepwell.errors import Gone
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
 DOCS = Path(__file__).parents[2] / "docs"
-FORMATS = ("npz", "d4rl", "parquet")
+FORMATS = ("npz", "d4rl", "minari", "parquet")
 READERS = {"npz": npz.read, "d4rl": hdf5.read}
-SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "parquet": ""}
+SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "minari": "", "parquet": ""}
 
 
 @dataclass
@@ -98,7 +100,9 @@ CASES = {
         dict.fromkeys(("npz", "d4rl"), "which final observations are unknown"),
     ),
     "unknown actions": Case(
-        make_spec(action_known=True), several(make_spec(action_known=True)), SEVERAL
+        make_spec(action_known=True),
+        several(make_spec(action_known=True)),
+        SEVERAL | {"minari": "refused"},
     ),
     "one step; 40,000 steps": Case(
         make_spec(), [make_trajectory(make_spec(), length=n, seed=n) for n in (1, 40_000, 2)]
@@ -107,7 +111,7 @@ CASES = {
         make_spec(),
         several(make_spec(), run="r", tags=("a",), policy="p/1", metrics={"x": 0.5}, success=True)
         + several(make_spec(env="Other-v0"), first_step=2, episode_id="e"),
-        dict.fromkeys(("npz", "d4rl"), "metadata"),
+        dict.fromkeys(("npz", "d4rl", "minari"), "metadata"),
     ),
 }
 
@@ -141,10 +145,16 @@ def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
         spec, _, trajectories = parquet.read(path)
         return spec, list(trajectories)
     options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
+    if format_ == "minari":
+        with minari_zip(path) as packed, open(packed, "rb", buffering=0) as file:
+            options = replace(options, size=packed.stat().st_size)
+            with minari.opened(file, options.size) as (h5, about):
+                plan = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
+                return plan.spec, list(minari_episodes.trajectories(h5, plan, options))
     with open(path, "rb") as file:
         found = READERS[format_](file, path.stat().st_size, 1 << 30)
-    plan = episodes.plan(found, options, 10**6)
-    return plan.spec, list(episodes.trajectories(plan, options))
+    flat = episodes.plan(found, options, 10**6)
+    return flat.spec, list(episodes.trajectories(flat, options))
 
 
 def same(a: Trajectory, b: Trajectory, lost: str) -> None:
@@ -238,6 +248,20 @@ def test_a_selection_is_exported(client, run, tmp_path, capsys):
         assert list(tmp_path.iterdir()) == []
     assert run("export", "no-such", tmp_path / "out", "--format", "npz") != 0
     assert "no-such" in capsys.readouterr().err
+
+
+def test_what_is_evicted_meanwhile_is_exported(client):
+    """The selection is leased: its shards stay until it has been read."""
+    spec = make_spec()
+    client.create_dataset("evicting", spec, capacity={"trajectories": 4})
+    sent = several(spec)
+    client.post("evicting", sent, spec=spec)
+    chosen = selection.select(client, "evicting", None, "train")
+    client.post("evicting", [make_trajectory(spec, seed=n) for n in range(9, 13)], spec=spec)
+    for trajectory in sent:
+        with pytest.raises(Gone):
+            client.steps(trajectory.id)
+    assert [t.digest for t in selection.read(client, chosen)] == [t.digest for t in sent]
 
 
 def test_parquet_is_read_by_pandas_and_duckdb(exported, run, tmp_path):

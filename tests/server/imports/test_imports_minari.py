@@ -1,0 +1,374 @@
+"""Minari's HDF5 layout, as its own writer (0.5.4) leaves it, made small with h5py."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from server.imports import minari, minari_episodes
+from server.imports.minari_episodes import MinariPlan
+from server.imports.raw_file import ImportOptions, ImportRefused
+from stepwell.client import minari_zip
+from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from stepwell.trajectory import Trajectory
+from stepwell.vocabulary import Vocabulary
+
+WORDS = ("go to the Red ball", "open it")
+BOX = {"type": "Box", "dtype": "float64", "shape": [2], "low": [-1, -1], "high": [1, float("inf")]}
+ACTION = {"type": "Box", "dtype": "float32", "shape": [1], "low": [-3.0], "high": [3.0]}
+TEXT = {"type": "Text", "max_length": 30, "min_length": 1, "charset": "abc"}
+
+
+def jpeg(number: int) -> np.ndarray:
+    out = io.BytesIO()
+    Image.fromarray(np.full((40, 36, 3), number, np.uint8)).save(out, format="JPEG")
+    return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def episode(steps: int, **changes: Any) -> dict[str, Any]:
+    """Arrays of one episode by path; None removes one."""
+    rng = np.random.default_rng(steps)
+    ends = np.arange(steps) == steps - 1
+    arrays = {
+        "observations": rng.uniform(-1, 1, (steps + 1, 2)),
+        "actions": rng.uniform(-1, 1, (steps, 1)).astype(np.float32),
+        "rewards": rng.normal(size=steps),
+        "terminations": ends,
+        "truncations": np.zeros(steps, np.bool_),
+    }
+    return {k: v for k, v in (arrays | changes).items() if v is not None}
+
+
+def write(folder: Path, episodes: list[dict[str, Any]], **metadata: Any) -> Path:
+    """A dataset's folder; its metadata.json declares `metadata` and the counts."""
+    data = folder / "data"
+    data.mkdir(parents=True)
+    with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
+        for number, arrays in enumerate(episodes):
+            group = file.create_group(f"episode_{number}")
+            group.attrs.update({"id": number, "seed": 7 + number})
+            for name, array in arrays.items():
+                texts = isinstance(array, list)
+                kind = h5py.string_dtype() if texts else None
+                group.create_dataset(name, data=array, dtype=kind)
+            if "rewards" in arrays:
+                group.attrs["total_steps"] = len(arrays["rewards"])
+    said = {
+        "total_episodes": len(episodes),
+        "total_steps": sum(len(e.get("rewards", ())) for e in episodes),
+        "data_format": "hdf5",
+        "algorithm_name": "random",
+        **metadata,
+    }
+    (data / "metadata.json").write_text(json.dumps(said))
+    return folder
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., tuple[MinariPlan, list[Trajectory]]]:
+    """Read a dataset back as the child does, in this process; `bare`: its HDF5 file alone."""
+
+    def read_(
+        episodes: list[dict[str, Any]], *, bare: bool = False, spec: Any = None, **metadata: Any
+    ) -> tuple[MinariPlan, list[Trajectory]]:
+        folder = write(tmp_path / f"d{len(list(tmp_path.iterdir()))}", episodes, **metadata)
+        options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32, spec=spec)
+        with minari_zip(folder) as packed:
+            path = folder / "data/main_data.hdf5" if bare else packed
+            options = replace(options, size=path.stat().st_size)
+            with open(path, "rb", buffering=0) as file:
+                assert minari.is_minari(file)
+                with minari.opened(file, options.size) as (h5, about):
+                    found = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
+                    made = list(minari_episodes.trajectories(h5, found, options))
+        for trajectory in made:
+            trajectory.check(found.spec)
+        return found, made
+
+    return read_
+
+
+def test_observations_have_their_last_row_and_the_declared_spaces(read: Any) -> None:
+    episodes = [episode(n) for n in (3, 1, 5)]
+    spaces = {"observation_space": json.dumps(BOX), "action_space": json.dumps(ACTION)}
+    found, made = read(episodes, **spaces, env_spec=json.dumps({"id": "Maze-v3"}))
+    assert found.spec == EnvSpec.of(
+        Box((2,), "float32", -1, (1, np.inf)), Box((1,), low=-3, high=3), env="Maze-v3"
+    )
+    assert found.warnings == ["observations: float64 stored as float32"]
+    for number, (arrays, trajectory) in enumerate(zip(episodes, made, strict=True)):
+        wanted = arrays["observations"].astype(np.float32)
+        assert trajectory.obs["observation"].tobytes() == wanted.tobytes()
+        assert trajectory.actions["action"].tobytes() == arrays["actions"].tobytes()
+        assert trajectory.rewards.tobytes() == arrays["rewards"].astype(np.float32).tobytes()
+        assert (trajectory.terminated, trajectory.truncated) == (True, False)
+        assert trajectory.final_obs_valid
+        assert (trajectory.metadata.seed, trajectory.metadata.env) == (7 + number, "Maze-v3")
+
+
+def test_without_metadata_the_data_tell_the_spaces(read: Any) -> None:
+    found, _ = read([episode(3), episode(4)], bare=True)
+    assert found.spec == EnvSpec.of(Box((2,)), Box((1,), low=-1, high=1))
+    whole = episode(3, observations=np.array([0, 4, 1, 2]), actions=np.array([0, 1, 1]))
+    later = episode(3, observations=np.array([0, 1, 1, 6]), actions=np.array([0, 3, 1]))
+    found, _ = read([whole, later], bare=True)
+    assert found.spec == EnvSpec.of(Discrete(7), Discrete(4))
+
+
+def test_actions_beyond_declared_bounds_widen_them(read: Any) -> None:
+    beyond = episode(3, actions=np.full((3, 1), 3.5, np.float32))
+    endless = ACTION | {"low": [float("-inf")]}
+    for declared in (ACTION, endless):
+        found, _ = read([beyond], action_space=json.dumps(declared))
+        assert found.spec.actions["action"] == Box((1,), low=-5, high=5)
+        assert any("bounds of the actions" in warning for warning in found.warnings)
+
+
+def test_nested_spaces_texts_and_infos(read: Any) -> None:
+    def nested(steps: int, first: int) -> dict[str, Any]:
+        texts = [WORDS[(first + i) % 2] for i in range(steps + 1)]
+        return episode(
+            steps,
+            observations=None,
+            actions=None,
+            **{
+                "observations/arm/a b": np.zeros((steps + 1, 2), np.float32),
+                "observations/room": np.full(steps + 1, 6),
+                "observations/mission": texts,
+                "actions/_index_0": np.zeros(steps, np.int64),
+                "actions/_index_1": np.ones((steps, 2), np.int8),
+                "infos/goal/xy": np.full((steps + 1, 2), np.nan),
+                "infos/note": texts,
+                "infos/short": np.zeros(1),
+                f"infos/only_{first}": np.zeros(steps + 1),
+            },
+        )
+
+    spaces = {
+        "observation_space": json.dumps(
+            {
+                "type": "Dict",
+                "subspaces": {
+                    "arm": {"type": "Dict", "subspaces": {"a b": BOX | {"dtype": "float32"}}},
+                    "room": {"type": "Discrete", "n": 5, "start": 2},
+                    "mission": TEXT,
+                },
+            }
+        ),
+        "action_space": json.dumps(
+            {
+                "type": "Tuple",
+                "subspaces": [{"type": "Discrete", "n": 4}, {"type": "MultiBinary", "n": 2}],
+            }
+        ),
+    }
+    found, made = read([nested(2, 0), nested(3, 1)], **spaces)
+    vocabulary = Vocabulary(("ball", "go", "it", "open", "red", "the", "to"))
+    assert found.spec.observations == {
+        "arm/a_b": Box((2,), "float32", -1, (1, np.inf)),
+        "mission": MultiDiscrete((vocabulary.n,) * 5),
+        "room": Discrete(5, 2),
+    }
+    assert found.spec.vocabularies == {"mission": vocabulary}
+    assert found.spec.actions == {"action/0": Discrete(4), "action/1": MultiBinary(2)}
+    assert found.spec.infos == {"goal/xy": Box((2,), "float64")}
+    assert set(found.layout.dropped) == {"note", "short", "only_0", "only_1"}
+    assert [vocabulary.decode(ids) for ids in made[1].obs["mission"]] == [
+        *("open it", "go to the red ball", "open it", "go to the red ball")
+    ]
+    # Into the dataset that this made: the same vocabulary, words that it lacks are unknown.
+    more = nested(1, 0) | {"observations/mission": ["open the gate", "it " * 9]}
+    _, (other,) = read([more], spec=found.spec)
+    assert [vocabulary.decode(ids) for ids in other.obs["mission"]] == [
+        "open the ?",
+        "it it it it it",
+    ]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_jpeg_frames_become_pixels(read: Any, same_size: bool) -> None:
+    frames = [jpeg(0), jpeg(0 if same_size else 200), jpeg(0)]
+    if same_size:
+        stored: Any = np.stack(frames)
+    else:
+        frames[1] = np.concatenate([frames[1], np.zeros(5, np.uint8)])
+        stored = np.empty(3, h5py.vlen_dtype(np.uint8))
+        stored[:] = frames
+    found, (made,) = read([episode(2, observations=stored)], bare=True)
+    assert found.spec.observations["observation"] == Box((40, 36, 3), "uint8", 0, 255)
+    assert made.obs["observation"][:, 0, 0, 0].tolist() == [0, 0 if same_size else 200, 0]
+    assert any("JPEG" in warning for warning in found.warnings)
+
+
+def test_ends(read: Any) -> None:
+    """Both flags: terminated. Neither: cut off, unless an export of ours says that it goes on."""
+    last = np.array([False, True])
+    none = np.zeros(2, np.bool_)
+    cases = [(last, last, (True, False)), (none, last, (False, True)), (none, none, (False, True))]
+    for terminations, truncations, expected in cases:
+        flags = {"terminations": terminations, "truncations": truncations}
+        _, (made,) = read([episode(2, **flags)])
+        assert (made.terminated, made.truncated) == expected
+
+
+def test_a_long_episode_is_whole_and_the_order_is_numeric(read: Any) -> None:
+    """Alphabetically episode_10 comes before episode_2; Minari's Arrow reader cuts at 32,767."""
+    lengths = [1] * 11 + [40_000]
+    _, made = read([episode(n, rewards=np.full(n, i)) for i, n in enumerate(lengths)])
+    assert [len(t) for t in made] == lengths
+    assert [t.rewards[0] for t in made] == list(range(12))
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no rewards": (lambda p: write(p, [episode(3, rewards=None)]), "lacks rewards"),
+    "no observations": (lambda p: write(p, [episode(3, observations=None)]), "lacks observations"),
+    "T observations": (
+        lambda p: write(p, [episode(3, observations=np.zeros((3, 2)))]),
+        "not 4 rows",
+    ),
+    "short actions": (lambda p: write(p, [episode(3, actions=np.zeros((2, 1)))]), "not 3 rows"),
+    "no steps": (
+        lambda p: write(p, [{k: v[:0] for k, v in episode(1).items()}]),
+        "wrong number of steps",
+    ),
+    "another shape later": (
+        lambda p: write(p, [episode(3), episode(3, observations=np.zeros((4, 3)))]),
+        "observations of episode_1 differ",
+    ),
+    "another name later": (
+        lambda p: write(
+            p, [episode(3), episode(3, observations=None, **{"observations/x": np.zeros(4)})]
+        ),
+        "observations of episode_1 differ",
+    ),
+    "NaN": (
+        lambda p: write(p, [episode(3), episode(2, rewards=np.array([0, np.nan]))]),
+        r"episode_1: rewards",
+    ),
+    "an end in the middle": (
+        lambda p: write(p, [episode(3, terminations=np.array([True, False, True]))]),
+        "terminations is set before the last step",
+    ),
+    "objects": (
+        lambda p: write(p, [episode(2, observations=np.zeros(3, np.complex64))]),
+        "unsupported type",
+    ),
+    "fewer episodes than declared": (
+        lambda p: write(p, [episode(3)], total_episodes=2),
+        "episodes are missing",
+    ),
+    "fewer steps than declared": (
+        lambda p: write(p, [episode(3)], total_steps=4),
+        "steps are missing",
+    ),
+    "another format": (lambda p: write(p, [episode(3)], data_format="arrow"), "another format"),
+    "an unknown space": (
+        lambda p: write(p, [episode(3)], observation_space='{"type": "Graph"}'),
+        "observation_space in metadata.json cannot be read",
+    ),
+    "a space that is no JSON": (
+        lambda p: write(p, [episode(3)], action_space="{"),
+        "action_space in metadata.json cannot be read",
+    ),
+    "a damaged JPEG": (
+        lambda p: write(p, [episode(1, observations=np.stack([jpeg(0)[:200]] * 2))]),
+        "damaged JPEG",
+    ),
+    "a bad spec": (lambda p: write(p, [episode(3)], stepwell_spec={"env": 1}), "stepwell_spec"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_refused_by_name(read: Any, tmp_path: Path, name: str) -> None:
+    make, says = BAD[name]
+    folder = make(tmp_path / "bad")
+    options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32)
+    with minari_zip(folder) as packed, open(packed, "rb", buffering=0) as file:
+        options = replace(options, size=packed.stat().st_size)
+        with pytest.raises(ImportRefused, match=says):
+            with minari.opened(file, options.size) as (h5, about):
+                plan = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
+                for trajectory in minari_episodes.trajectories(h5, plan, options):
+                    trajectory.check(plan.spec)
+
+
+def links(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["episode_0/observations"]
+        file["episode_0/observations"] = h5py.ExternalLink("/etc/passwd", "x")
+
+
+def soft_episode(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["episode_1"] = h5py.SoftLink("/episode_0")
+
+
+def external(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["episode_0/rewards"]
+        secret = [("/etc/passwd", 0, 24)]
+        file["episode_0"].create_dataset("rewards", (3,), "float64", external=secret)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+@pytest.mark.parametrize("harm", [links, soft_episode, external, cut])
+def test_a_hostile_file_stores_nothing(importing: Any, tmp_path: Path, harm: Any) -> None:
+    folder = write(tmp_path / "d", [episode(3)])
+    harm(folder / "data/main_data.hdf5")
+    before = importing.files()
+    with minari_zip(folder) as packed:
+        for path in (packed, folder / "data/main_data.hdf5"):
+            job = importing.run(path, "hostile-minari", format="minari")
+            assert (job.state, job.error.code) == ("failed", "import_refused"), job
+    assert importing.files() == before
+    assert importing.rows("select count(*) from datasets where name = 'hostile-minari'") == [[0]]
+
+
+def test_other_archives_are_refused(importing: Any, tmp_path: Path) -> None:
+    write(tmp_path / "d", [episode(3)])
+    data = tmp_path / "d/data"
+    path = tmp_path / "x.zip"
+    for names, method in (
+        (["metadata.json"], zipfile.ZIP_STORED),
+        (["metadata.json", "main_data.hdf5"], zipfile.ZIP_DEFLATED),
+    ):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name in names:
+                archive.write(data / name, name)
+        job = importing.run(path, "archive", format="minari")
+        assert (job.state, job.error.code) == ("failed", "import_refused"), job
+
+
+def test_a_minari_file_is_recognised_and_stored_once(importing: Any, tmp_path: Path) -> None:
+    """Its suffix says d4rl; the dataset is tagged and described as what it is."""
+    folder = write(tmp_path / "d", [episode(3), episode(4)], dataset_id="a/b-v0")
+    with minari_zip(folder) as packed:
+        for expected in (2, 0):
+            job = importing.run(packed, "from-minari", env="Maze-v3")
+            assert job.state == "succeeded", job
+            assert (job.result["format"], job.result["trajectories"]) == ("minari", expected)
+    bare = importing.run(folder / "data/main_data.hdf5", "from-minari-bare")
+    assert (bare.result["trajectories"], bare.result["steps"]) == (2, 7)
+    assert importing.rows(
+        "select name, tags, description from datasets where name like 'from-minari%' order by name"
+    ) == [
+        ["from-minari", ["minari"], "Imported (minari): dataset_id=a/b-v0, algorithm_name=random"],
+        ["from-minari-bare", ["minari"], "Imported (minari)"],
+    ]
+    assert importing.rows(
+        "select env, seed, split_part(source, ':', 1) from trajectories"
+        " where dataset = 'from-minari' order by seq"
+    ) == [["Maze-v3", 7, "minari"], ["Maze-v3", 8, "minari"]]
