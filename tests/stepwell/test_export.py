@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -261,7 +262,9 @@ def test_what_is_evicted_meanwhile_is_exported(client):
     for trajectory in sent:
         with pytest.raises(Gone):
             client.steps(trajectory.id)
+    assert client.snapshot(chosen.snapshot).leased_until > time.time() + selection.TTL / 2
     assert [t.digest for t in selection.read(client, chosen)] == [t.digest for t in sent]
+    assert client.snapshot(chosen.snapshot).leased_until is None
 
 
 def test_parquet_is_read_by_pandas_and_duckdb(exported, run, tmp_path):
@@ -303,6 +306,15 @@ def test_the_target_is_complete_or_absent(exported, run, tmp_path, capsys, monke
     assert run("export", name, out, "--format", format_) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+    def meanwhile(path, numbers):
+        out.write_text("mine")
+        return real(path, numbers)
+
+    monkeypatch.setattr(selection, "read_shard", meanwhile)
+    assert run("export", name, out, "--format", format_) == 2
+    assert list(tmp_path.iterdir()) == [out]
+    assert out.read_text() == "mine"
 
 
 def test_a_dataset_of_many_shards_and_row_groups(service, run, client, tmp_path, monkeypatch):
