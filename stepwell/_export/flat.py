@@ -63,15 +63,16 @@ def write_d4rl(path: Path, chosen: Selection, trajectories: Iterable[Trajectory]
     """An HDF5 file as D4RL's generators write it: flat, gzip, no attributes."""
     h5py = import_h5py("d4rl")
     with h5py.File(path, "w") as file:
+        datasets = {}  # open until the end: closing one compresses its last chunk
         for name, (shape, dtype) in _layout(chosen, "d4rl").items():
             row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             rows = max(1, min(shape[0], CHUNK_BYTES // row))
-            file.create_dataset(
+            datasets[name] = file.create_dataset(
                 name, shape, dtype, chunks=(rows, *shape[1:]), compression="gzip", shuffle=True
             )
 
         def append(name: str, rows: Array, start: int) -> None:
-            file[name][start : start + len(rows)] = rows
+            datasets[name][start : start + len(rows)] = rows
 
         ends = _fill(chosen, trajectories, append, "d4rl")
         for name, array in _described(chosen, ends).items():
@@ -138,7 +139,7 @@ def _fill(
         for name, array in rows.items():
             append(name, array, start)
         if not trajectory.terminated and not trajectory.truncated:
-            losses.counts["for other readers: ends that are neither terminal nor timeout"] += 1
+            losses.counts["ends that are neither, for other readers"] += 1
         count_metadata(trajectory, chosen)
         start += steps
         ends.append(start - 1)

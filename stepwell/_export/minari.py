@@ -73,11 +73,11 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
                 group.create_dataset(name, data=array, **options)
             if not trajectory.final_obs_valid:
                 group.attrs["final_obs_valid"] = False
-                losses.counts["for other readers: which final observations are unknown"] += 1
+                losses.counts["which final observations are unknown, for other readers"] += 1
             count_metadata(trajectory, chosen, kept=("seed",))
     losses.always.append("the trajectories' ids")
     if spec.vocabularies:
-        losses.always.append("for other readers: the words of texts, which are token ids")
+        losses.always.append("the words of texts, which are token ids, for other readers")
     metadata = {
         "total_episodes": chosen.trajectories,
         "total_steps": chosen.steps,
@@ -85,7 +85,7 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
         "jpeg_encoding": False,
         **{name: json.dumps(space) for name, space in spaces.items()},
         "dataset_size": round(main.stat().st_size / 1e6, 1),
-        "dataset_id": f"stepwell/{chosen.dataset}-v0",
+        "dataset_id": f"stepwell/{chosen.dataset.replace('.', '-')}-v0",
         "minari_version": MINARI_VERSION,
         "stepwell_spec": spec.to_json() | {"action_known": False},
     }
