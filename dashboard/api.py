@@ -56,8 +56,9 @@ from stepwell.messages import (
 from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.trajectory import Trajectory
+from stepwell.version_card import card as version_card
 
-__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized"]
+__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized", "version_card"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -162,6 +163,8 @@ run_log = method(3, Client.run_log)
 policies = method(3, Client.policies)
 workers = method(2, Client.workers)
 snapshots = method(5, Client.snapshots)
+versions = method(3, Client.versions)
+diff_versions = method(60, Client.diff_versions)
 trajectory = method(3, Client.trajectory)
 steps = method(60, Client.steps)
 """A whole trajectory; it never changes, only its labels do."""

@@ -41,6 +41,7 @@ from server.routes import (
     snapshots,
     tokens,
     trajectories,
+    versions,
     videos,
     workers,
 )
@@ -53,6 +54,7 @@ from stepwell.messages import PROBLEM, reason_of
 ROUTES = (
     health,
     datasets,
+    versions,
     consumers,
     ingest,
     imports,

@@ -57,6 +57,8 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (_GET, r"/v1/.*|/metrics", ("read", "train")),
     (("POST",), r"/v1/datasets", ("ingest:*",)),
     (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
+    # A condition may read any dataset, as that of a snapshot may.
+    (("POST",), rf"/v1/datasets/{_NAME}/versions", ("train",)),
     (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
     (("POST",), r"/v1/query", ("sql",)),
     (("PUT", "PATCH", "DELETE"), r"/v1/datasets/[^/]+/consumers/[^/]+", ("train",)),

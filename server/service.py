@@ -30,6 +30,7 @@ from server.snapshots.snapshots import Snapshots
 from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
+from server.versions.versions import Versions
 
 log = structlog.get_logger("stepwell.service")
 
@@ -55,6 +56,7 @@ class Service:
             self.snapshots = Snapshots(
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )
+            self.versions = Versions(self.db, self.store, self.ingest.flush, self.sql)
             self.auth = TokenStore(self.db, settings)
             self.maintenance = MaintenanceLoop(
                 settings, self.db, self.store, self.ingest, self.integrity, self.auth
@@ -109,7 +111,7 @@ def _refuse_lost_index(settings: Settings) -> None:
     """Refuse an empty index over a directory with data: a sweep would delete all data files."""
     if settings.index_file.exists():
         return
-    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*", "videos/*"):
+    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*", "videos/*", "versions/*"):
         if found := next(settings.data.glob(pattern), None):
             raise IndexUnusable(
                 f"{settings.index_file} is missing, but {found.parent} holds data; restore it from"

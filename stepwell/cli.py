@@ -68,6 +68,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "datasets": Command(
             "stepwell.commands.datasets:main", "list, show, create, limit, delete datasets"
         ),
+        "versions": Command(
+            "stepwell.commands.versions:main", "named selections of a dataset that never change"
+        ),
         "trajectories": Command(
             "stepwell.commands.trajectories:main", "list, show, tag, protect trajectories"
         ),

@@ -6,7 +6,7 @@ with Client("http://127.0.0.1:8000") as client:
     client.upload("hopper", "hopper-medium-v2.hdf5", env="Hopper-v5")
     print(client.sql("select count(*), avg(return) from trajectories").rows)
 
-health · datasets · trajectories · uploads and jobs · SQL · snapshots and shards
+health · datasets · versions · trajectories · uploads and jobs · SQL · snapshots and shards
 runs and metrics · policies · evaluations · videos · workers · launches · tokens
 """
 
@@ -60,6 +60,8 @@ from stepwell.messages import (
     Series,
     Snapshot,
     Token,
+    Version,
+    VersionDiff,
     Video,
     Worker,
 )
@@ -271,6 +273,64 @@ class Client(Transport):
     def delete_consumer(self, name: str, consumer: str) -> None:
         """Unregister a consumer, so that collectors no longer wait for it."""
         self.call("DELETE", route("datasets", name, "consumers", consumer), idempotent=False)
+
+    # --- versions ---------------------------------------------------------------------------
+
+    def create_version(
+        self,
+        dataset: str,
+        name: str,
+        *,
+        where: str | None = None,
+        description: str = "",
+        licence: str = "",
+        parent: str | None = None,
+        include_eval: bool = False,
+    ) -> Version:
+        """Freeze the trajectories of a dataset that `where` selects, a SQL condition over
+        `trajectories` (None: all), as the version dataset@name.
+
+        They become protected, and stay as they are while the version exists. `parent`: the name of
+        the version from which this one was made. Raises `Conflict` if the name is or was taken.
+        """
+        body = request(
+            messages.CreateVersion,
+            name=name,
+            where=where,
+            description=description,
+            licence=licence,
+            parent=parent,
+            include_eval=include_eval,
+        )
+        path, seconds = route("datasets", dataset, "versions"), max(self.timeout, 120.0)
+        return self.ask(Version, "POST", path, body=body, idempotent=False, timeout=seconds)
+
+    def versions(self, dataset: str) -> list[Version]:
+        """Return all versions of a dataset, newest first."""
+        return self.items(Version, route("datasets", dataset, "versions"))
+
+    def version(self, version: str) -> Version:
+        """Return a version by its full name, such as "hopper@v3"; `select` is its SQL selection.
+
+        Raises `NotFound`.
+        """
+        return self.ask(Version, "GET", _version_route(version))
+
+    def diff_versions(self, before: str, after: str) -> VersionDiff:
+        """Return what `after` has and `before` has not, and the reverse: statistics, and SQL that
+        selects them. Both are versions of one dataset, by their full names."""
+        path = f"{_version_route(after)}/diff"
+        dataset, name = messages.split_version(before)
+        if dataset != messages.split_version(after)[0]:
+            raise InvalidData(
+                "two versions of one dataset can be compared", got=f"{before} and {after}"
+            )
+        return self.ask(VersionDiff, "GET", path, params={"before": name})
+
+    def delete_version(self, version: str) -> None:
+        """Delete a version, which needs the scope admin. Its trajectories stay, and stay
+        protected; its name is not given again."""
+        self.call("DELETE", _version_route(version), idempotent=False)
 
     # --- trajectories in --------------------------------------------------------------------
 
@@ -618,8 +678,9 @@ class Client(Transport):
     ) -> Snapshot:
         """Freeze a selection of everything acknowledged so far, and lease it for 120 s to `holder`.
 
-        Pass either `dataset` (and `where`, a SQL condition over `trajectories`), or `sources`, a
-        mixture like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
+        Pass either `dataset`, or a version of it such as "hopper@v3" (and `where`, a SQL condition
+        over `trajectories`), or `sources`, a mixture like
+        [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
 
         With `since`, the id of an earlier snapshot, `added` and `removed` count the changes since
         that snapshot. If nothing changed, the service returns the earlier snapshot itself (same
@@ -1090,3 +1151,11 @@ def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) 
 def etag_of(response: httpx2.Response) -> str:
     """Return the ETag without its quotes, or "" if there is none."""
     return str(response.headers.get("ETag", "")).removeprefix("W/").strip('"')
+
+
+def _version_route(version: str) -> str:
+    """The path of "dataset@name"."""
+    dataset, name = messages.split_version(version)
+    if not name:
+        raise InvalidData("not a version", expected="DATASET@VERSION", got=repr(version))
+    return route("datasets", dataset, "versions", name)

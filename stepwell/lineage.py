@@ -1,6 +1,6 @@
 """Where data and policies come from, and what was made of them.
 
-    dataset ──trained──▶ run ──published──▶ policy ──played──▶ dataset
+    dataset (──▶ dataset@version) ──trained──▶ run ──published──▶ policy ──played──▶ dataset
 
 Read from the index: a run's config says from which dataset it learned (or by which queries), and
 each trajectory says which policy played it. Nothing is recorded for this, so nothing can be missing
@@ -31,15 +31,18 @@ from trajectories where contains(policy, '/') group by all
 DATASETS_SQL = (
     "select name, fifo_trajectories, protected_trajectories, eval_trajectories from datasets"
 )
-_NAMED = re.compile(r"\bdataset\s*(?:=|in)\s*\(?\s*((?:'[^']+'\s*,?\s*)+)", re.IGNORECASE)
+VERSIONS_SQL = "select version, coalesce(parent, dataset), trajectories from versions"
+_NAMED = re.compile(
+    r"\b(?:dataset|version)\s*(?:=|in)\s*\(?\s*((?:'[^']+'\s*,?\s*)+)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A dataset or a training run."""
+    """A dataset, a version of it, or a training run."""
 
     kind: str
-    """dataset or run."""
+    """dataset (also a version, dataset@name) or run."""
     name: str
     about: str = ""
     """In a few words: how many trajectories, or policies and state."""
@@ -101,11 +104,17 @@ class Lineage:
 
 
 def read_lineage(client: Client) -> Lineage:
-    """The whole graph, by three queries."""
+    """The whole graph, by four queries."""
     nodes: dict[str, Node] = {}
     edges: list[Edge] = []
     for name, *counts in _rows(client, DATASETS_SQL):
         _add(nodes, Node("dataset", name, f"{sum(counts):,} trajectories"))
+    versions = list(_rows(client, VERSIONS_SQL))
+    for version, _, trajectories in versions:
+        _add(nodes, Node("dataset", version, f"{trajectories:,} trajectories, for ever"))
+    for version, source, _ in versions:
+        _add(nodes, Node("dataset", source, "deleted"))
+        edges.append(Edge(f"dataset:{source}", f"dataset:{version}", "version"))
     for name, config, status, commit, policies in _rows(client, RUNS_SQL):
         code = f", code {commit[:7]}" if commit else ""
         _add(nodes, Node("run", name, f"{status}, {policies} policies{code}"))

@@ -1,7 +1,7 @@
 """The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
 
-    names, limits, errors · datasets · consumers · ingest · trajectories · jobs · SQL · snapshots
-    runs · policies · evaluations · videos · workers · launches · tokens · health
+    names, limits, errors · datasets · versions · consumers · ingest · trajectories · jobs · SQL
+    snapshots · runs · policies · evaluations · videos · workers · launches · tokens · health
 
 Requests forbid unknown fields, so a typo is an error. Responses may gain fields, so clients ignore
 unknown ones. Times are Unix seconds (float). Names of datasets and runs match `NAME`.
@@ -24,8 +24,11 @@ from pydantic import (
 # --- names, limits, errors ------------------------------------------------------------------------
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+VERSIONED = r"^[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9._-]{0,63})?$"
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
+Versioned = Annotated[str, StringConstraints(pattern=VERSIONED)]
+"""A dataset, or a version of it: "hopper" or "hopper@v3"."""
 RunName = Annotated[str, StringConstraints(pattern=RUN_NAME)]
 Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
 Text = Annotated[str, StringConstraints(max_length=4096)]
@@ -39,6 +42,8 @@ MAX_DEPTH = 64
 
 _RULES = {
     NAME: "a name has at most 64 of a-z, 0-9, '.', '_' and '-', and begins with a letter or digit",
+    VERSIONED: "a dataset, or dataset@version; a name has at most 64 of a-z, 0-9, '.', '_' and '-',"
+    " and begins with a letter or digit",
     RUN_NAME: "a name has at most 128 of a-z, A-Z, 0-9, '.', '_' and '-', a letter or digit first",
 }
 
@@ -48,6 +53,12 @@ def reason_of(error: Mapping[str, Any]) -> str:
     instead of a pattern."""
     pattern = error.get("ctx", {}).get("pattern", "")
     return _RULES.get(pattern, str(error["msg"]))
+
+
+def split_version(name: str) -> tuple[str, str]:
+    """The dataset and the version of "dataset@version"; the version is "" for a dataset."""
+    dataset, _, version = name.partition("@")
+    return dataset, version
 
 
 def storable(document: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +217,99 @@ class FlushResult(Response):
     sealed: int
     """Trajectories moved into shards by this call."""
     shards: int
+
+
+# --- versions ----------------------------------------------------------------------------------
+
+
+class CreateVersion(Request):
+    """Freeze a selection of a dataset's trajectories under a name, for ever."""
+
+    name: Name
+    where: Annotated[str, StringConstraints(max_length=20_000)] | None = None
+    """SQL condition over `trajectories`; without it, all trajectories of the dataset."""
+    description: Text = ""
+    licence: Text = ""
+    """Of the data, such as CC-BY-4.0."""
+    parent: Name | None = None
+    """Name of the version of this dataset from which this one was made."""
+    include_eval: bool = False
+    """Also trajectories of purpose 'eval'."""
+
+
+class Spread(Response):
+    """The distribution of a number."""
+
+    mean: float
+    std: float
+    min: float
+    q25: float
+    median: float
+    q75: float
+    max: float
+
+
+class VersionStatistics(Response):
+    trajectories: int = 0
+    steps: int = 0
+    """Transitions, not rows."""
+    bytes: int = 0
+    """Array bytes before compression."""
+    returns: Spread | None = None
+    """None without trajectories."""
+    lengths: Spread | None = None
+    terminated: int = 0
+    truncated: int = 0
+    success: int | None = None
+    """Number that succeeded; None if no environment reports it."""
+    envs: dict[str, int] = {}
+    """Name → trajectories."""
+    policies: dict[str, int] = {}
+    """The most frequent ones."""
+
+
+class Version(Response):
+    """A named selection that never changes."""
+
+    version: str
+    """dataset@name."""
+    dataset: str
+    name: str
+    digest: str
+    """sha256 over the sorted ids and content digests (docs/versions.md)."""
+    parent: str | None = None
+    """The version that this one was made from, as dataset@name."""
+    where: str = ""
+    """The condition that was run once, when the version was created."""
+    include_eval: bool = False
+    select: str
+    """The SQL that selects its trajectories, now and later."""
+    description: str = ""
+    licence: str = ""
+    spec: Json
+    statistics: VersionStatistics
+    missing: int = 0
+    """Trajectories that were lost before the index was rebuilt."""
+    created_by: str = ""
+    created_at: float
+
+
+class VersionPart(Response):
+    """Trajectories that two versions share, or that only one of them has."""
+
+    statistics: VersionStatistics
+    sql: str
+    """Selects them."""
+
+
+class VersionDiff(Response):
+    before: str
+    after: str
+    kept: VersionPart
+    added: VersionPart
+    """Only in `after`."""
+    removed: VersionPart
+    """Only in `before`."""
 
 
 # --- consumers: the ratio of samples to inserted steps ------------------------------------------
@@ -439,12 +543,13 @@ class Source(Request):
 
 
 class CreateSnapshot(Request):
-    """Either `from`, or the short form `dataset` (+ `where`, a condition over `trajectories`)."""
+    """Either `from`, or the short form `dataset` (or dataset@version; + `where`, a condition over
+    `trajectories`)."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     sources: list[Source] | None = Field(default=None, alias="from", serialization_alias="from")
-    dataset: Name | None = None
+    dataset: Versioned | None = None
     where: Annotated[str, StringConstraints(max_length=20_000)] | None = None
     since: str | None = None
     """Id of an earlier snapshot; `added` and `removed` are counted from it. If nothing changed,

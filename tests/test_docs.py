@@ -134,7 +134,7 @@ def test_the_note_on_rows_per_trajectory_is_true(my_data):
 EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
     for name in (
-        *("../README.md", "own_data.md", "trajectory.md"),
+        *("../README.md", "own_data.md", "trajectory.md", "versions.md"),
         *("training.md", "collecting.md", "relabeling.md", "torch.md"),
     )
     for block in blocks(name, "python")
@@ -248,7 +248,7 @@ SETTINGS = [("train",), ("collect",), ("evaluate",)]
 
 def command_lines() -> dict[tuple[str, ...], dict[str, str]]:
     """(command[, action]) → {option: page} of every indented command line in the documents."""
-    actions = ("datasets", "trajectories", "runs", "workers")
+    actions = ("datasets", "versions", "trajectories", "runs", "workers")
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for path in PAGES:
         text = re.sub(r"\\\n\s*", " ", path.read_text())

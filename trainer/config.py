@@ -236,7 +236,8 @@ class TrainConfig(RunSettings):
     tags: tuple[str, ...] = ()
     """Tags of the run at the service."""
     dataset: str = ""
-    """Dataset to train on, filtered by `where`; or use `sources` or `snapshot`."""
+    """Dataset to train on, or a version of it (NAME@VERSION), filtered by `where`; or use `sources`
+    or `snapshot`."""
     where: str = ""
     """SQL condition over `trajectories`, such as "return > 50"; {dataset} is the dataset's name."""
     sources: tuple[SourceConfig, ...] = ()
@@ -315,6 +316,12 @@ class TrainConfig(RunSettings):
                 raise ValueError(
                     f"data.{name}: has no effect with snapshot={self.snapshot!r}, which never "
                     "changes; leave out one of them"
+                )
+        for name in ("refresh_every", "wait_for_data", "ratio"):
+            if "@" in self.dataset and getattr(self.data, name):
+                raise ValueError(
+                    f"data.{name}: has no effect with dataset={self.dataset!r}, a version, which "
+                    "never changes; leave it out, or train on the dataset itself"
                 )
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.run):
             raise ValueError(

@@ -17,7 +17,7 @@ from amago_model.encoders.modalities import modalities_of
 from stepwell import EnvSpec
 from stepwell._sql import quoted
 from stepwell.client import Client
-from stepwell.messages import PARTIALLY_OBSERVABLE
+from stepwell.messages import PARTIALLY_OBSERVABLE, split_version
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.returns import NEGLIGIBLE, Floats, returns_to_go
 from trainer.data.sampler import Ints
@@ -294,7 +294,7 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
         SettingError: no trajectory is selected.
         StepwellError: the condition is wrong, or the service did not answer.
     """
-    dataset = config.dataset
+    dataset, _ = split_version(config.dataset)
     found = client.dataset(dataset)
     client.flush(dataset)  # `steps` has sealed trajectories only
     spec = EnvSpec.from_json(found.spec)

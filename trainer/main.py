@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def require_dataset(config: TrainConfig) -> None:
-    """Raise `NotFound` for a dataset that does not exist, before a process, folder or run is made.
+    """Raise `NotFound` for a dataset or version that does not exist, before a process, folder or
+    run is made.
 
     A run that may be resumed has its data already, and one with data.wait_for_data waits for it.
     Any other trouble with the service is left to the run itself.
@@ -79,8 +80,13 @@ def require_dataset(config: TrainConfig) -> None:
         return
     try:
         with Client(timeout=5.0, retry_for=0.0) as client:
-            client.dataset(config.dataset)
+            if "@" in config.dataset:
+                client.version(config.dataset)
+            else:
+                client.dataset(config.dataset)
     except NotFound as error:
+        if "@" in config.dataset:
+            raise
         hint = "--data.wait-for-data SECONDS would wait for it"
         raise NotFound({**error.problem, "detail": f"{error.detail}; {hint}"}) from None
     except StepwellError:

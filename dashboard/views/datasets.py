@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
+from dashboard.views import versions
 
 WARNED = 5
 """Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
@@ -89,13 +90,15 @@ def _detail(dataset: Any) -> None:
     with st.container(horizontal=True):
         for tag in dataset.tags:
             st.badge(tag)
-    summary, schema, snapshots, jobs, manage = st.tabs(
-        ["Summary", "Schema", "Snapshots", "Imports", "Manage"]
+    summary, schema, versioned, snapshots, jobs, manage = st.tabs(
+        ["Summary", "Schema", "Versions", "Snapshots", "Imports", "Manage"]
     )
     with summary:
         components.guarded(lambda: _summary(dataset))
     with schema:
         _schema(dataset)
+    with versioned:
+        components.guarded(lambda: versions.show(dataset))
     with snapshots:
         components.guarded(lambda: _snapshots(dataset))
     with jobs:

@@ -24,6 +24,8 @@ from server.index.tables import (
     snapshots,
     tombstones,
     trajectories,
+    version_trajectories,
+    versions,
 )
 from server.ingest.index_rows import bucket_of
 from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
@@ -31,6 +33,7 @@ from server.maintenance.orphans import orphans
 from server.snapshots import manifests
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
+from server.storage.version_file import digest_of
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
@@ -42,6 +45,7 @@ RESTORE_SHARD = "restore the file from a backup: the next start verifies it and 
 CURES = {
     "policies": "publish the policy again",
     "videos": "restore the file from a backup, or delete the video",
+    "versions": "restore the file from a backup; the version itself is in the index",
 }
 
 
@@ -287,8 +291,30 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             )
 
 
+def check_versions(c: Connection) -> Iterator[FsckProblem]:
+    """Every version's trajectories in the index, against its digest."""
+    t, v = trajectories.c, version_trajectories.c
+    rows = c.execute(
+        sa.select(versions, datasets.c.name.label("dataset")).join(
+            datasets, datasets.c.pk == versions.c.dataset_pk
+        )
+    ).all()
+    for row in rows:
+        where = f"version {row.dataset}@{row.name}"
+        if row.missing:
+            yield FsckProblem(where, f"misses {row.missing} trajectories", RESTORE)
+            continue
+        members = c.execute(
+            sa.select(t.id, t.digest)
+            .join(version_trajectories, v.trajectory_pk == t.pk)
+            .where(v.version_pk == row.pk, t.dataset_pk == row.dataset_pk)
+        ).all()
+        if digest_of([(member.id, member.digest) for member in members]) != row.digest:
+            yield FsckProblem(where, "its trajectories differ from its digest", REBUILD)
+
+
 def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
-    """Every policy and every video against its checksum."""
+    """Every policy, video and version against its checksum."""
     for table in FILES:
         rows = c.execute(sa.select(table.c.file, table.c.sha256)).all()
         report.checked[table.name] = len(rows)

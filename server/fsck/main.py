@@ -63,6 +63,7 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
             checks.check_segments(connection, store, report, deep),
             checks.check_shards(connection, store, report, deep),
             checks.check_snapshots(connection, store, report),
+            checks.check_versions(connection),
             checks.check_files(connection, store, report),
         ):
             report.problems.extend(found)

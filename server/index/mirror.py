@@ -6,6 +6,7 @@
                    (manifest_columns.py)
     metrics        in pieces of a few runs each; checked when one of the runs had a heartbeat,
                    rewritten when the piece's counts and sums changed
+    version_trajectories   a piece for each version, which never changes
     all others     small; rewritten when their rows changed
 
 `Mirror.changes` (changes.py) reads recent changes from the index itself.
@@ -40,6 +41,7 @@ from server.index.sql_tables import (
     SMALL,
     TABLES,
     TRAJECTORIES,
+    VERSION_TRAJECTORIES,
     arrow_array,
 )
 from stepwell._background import BackgroundLoop
@@ -196,6 +198,8 @@ class Mirror:
                 self._refresh_shards()
             if "metrics" in stale:
                 self._refresh_metrics()
+            if "version_trajectories" in stale:
+                self._refresh_versions()
             for name in stale & SMALL.keys():
                 self._refresh_small(name)
             for name in stale:
@@ -296,6 +300,16 @@ class Mirror:
             rows = self._db.execute(METRICS, bounds).fetchall()
             self._put("metrics", number, rows, (runs, content))
 
+    def _refresh_versions(self) -> None:
+        pieces = self._pieces["version_trajectories"]
+        # A key may be used again, a file never.
+        files = dict(self._db.execute("SELECT pk, file FROM versions"))
+        for number in files.keys() | pieces.keys():
+            stamp, old = files.get(number), pieces.get(number)
+            if old is None or old.stamp != stamp:
+                rows = self._db.execute(VERSION_TRAJECTORIES, (number,)).fetchall()
+                self._put("version_trajectories", number, rows, stamp)
+
     def _refresh_small(self, name: str) -> None:
         rows = self._db.execute(SMALL[name]).fetchall()
         stamp = hash(tuple(rows))
@@ -354,7 +368,17 @@ def _seqs(datasets: Iterable[str], seqs: Iterable[int]) -> dict[str, tuple[int, 
 
 def _parquet(columns: list[tuple[str, str]], values: dict[str, tuple[Any, ...]]) -> memoryview:
     table = pa.table({name: arrow_array(kind, values[name]) for name, kind in columns})
-    unique = {"id", "digest", "episode_id", "notes", "config", "spec", "error", "returns"}
+    unique = {
+        "id",
+        "digest",
+        "episode_id",
+        "notes",
+        "config",
+        "spec",
+        "error",
+        "returns",
+        "trajectory",
+    }
     repeated = [n for n, kind in columns if kind == "VARCHAR" and n not in unique]
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="lz4", use_dictionary=repeated, row_group_size=PIECE)

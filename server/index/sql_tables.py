@@ -35,6 +35,14 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("evicted", "BIGINT"), ("created_at", "DOUBLE"), ("last_ingest_at", "DOUBLE")),
         *(("spec", "VARCHAR"), ("spec_digest", "VARCHAR")),
     ],
+    "versions": [
+        *(("version", "VARCHAR"), ("dataset", "VARCHAR"), ("name", "VARCHAR")),
+        *(("digest", "VARCHAR"), ("parent", "VARCHAR"), ("condition", "VARCHAR")),
+        *(("include_eval", "BOOLEAN"), ("description", "VARCHAR"), ("licence", "VARCHAR")),
+        *(("trajectories", "BIGINT"), ("steps", "BIGINT"), ("missing", "BIGINT")),
+        *(("statistics", "VARCHAR"), ("created_by", "VARCHAR"), ("created_at", "DOUBLE")),
+    ],
+    "version_trajectories": [("version", "VARCHAR"), ("trajectory", "VARCHAR")],
     "runs": [
         *(("name", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR"), ("parent", "VARCHAR")),
         *(("seed", "BIGINT"), ("git_commit", "VARCHAR"), ("host", "VARCHAR")),
@@ -113,12 +121,23 @@ _STATS = ", ".join(
     for bucket in ("fifo", "protected", "eval")
     for what in ("trajectories", "steps", "bytes")
 )
+VERSION_TRAJECTORIES = """
+    SELECT d.name || '@' || v.name, t.id FROM version_trajectories AS m
+    JOIN versions AS v ON v.pk = m.version_pk JOIN datasets AS d ON d.pk = v.dataset_pk
+    JOIN trajectories AS t ON t.pk = m.trajectory_pk WHERE m.version_pk = ?
+"""
 SMALL: dict[str, str] = {
     "datasets": f"""
         SELECT name, coalesce(json_extract(spec, '$.env'), ''), description, tags,
             capacity_trajectories, capacity_steps, capacity_bytes, {_STATS}, evicted, created_at,
             last_ingest_at, spec, spec_digest
         FROM datasets AS d ORDER BY name""",
+    "versions": """
+        SELECT d.name || '@' || v.name, d.name, v.name, v.digest, d.name || '@' || v.parent,
+            v.condition, v.include_eval, v.description, v.licence,
+            json_extract(v.statistics, '$.trajectories'), json_extract(v.statistics, '$.steps'),
+            v.missing, v.statistics, v.created_by, v.created_at
+        FROM versions AS v JOIN datasets AS d ON d.pk = v.dataset_pk ORDER BY v.pk""",
     "runs": """
         SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, alarms,
             command, error, config, created_at, heartbeat_at, finished_at

@@ -5,6 +5,7 @@
               ├─< partition_stats                 running totals, updated in the same transaction
               ├─< consumers                       what samples from it, at which rate
               └─< tombstones                      ids of removed trajectories, to recognise retries
+               └─< versions ─< version_trajectories >── trajectories   protected, for ever
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
@@ -42,7 +43,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0012"
+REVISION = "0013"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -291,6 +292,39 @@ leases = Table(
     PrimaryKeyConstraint("snapshot_pk", "holder"),
 )
 
+versions = Table(
+    "versions",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("digest", String(64), nullable=False),  # storage/version_file.py
+    Column("parent", String(64)),  # name of another version, which may be deleted
+    Column("condition", Text, nullable=False),  # the WHERE, "" for all
+    Column("include_eval", Boolean, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("licence", Text, nullable=False),
+    Column("statistics", JSON, nullable=False),  # messages.VersionStatistics
+    Column("missing", BigInteger, nullable=False, server_default="0"),  # lost before a rebuild
+    Column("created_by", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("file", String(128), nullable=False),  # in versions/
+    Column("bytes", BigInteger, nullable=False),
+    Column("verified_at", Float),
+    Column("checksums", LargeBinary, nullable=False),  # like those of shards
+    UniqueConstraint("dataset_pk", "name"),
+)
+
+version_trajectories = Table(
+    "version_trajectories",
+    metadata,
+    Column("version_pk", ForeignKey("versions.pk"), nullable=False),
+    Column("trajectory_pk", ForeignKey("trajectories.pk"), nullable=False, index=True),
+    PrimaryKeyConstraint("version_pk", "trajectory_pk"),
+    sqlite_with_rowid=False,
+)
+
 # --- runs, policies, evaluations, videos ----------------------------------------------------------
 
 runs = Table(
@@ -396,7 +430,7 @@ videos = Table(
     UniqueConstraint("evaluation_pk", "seed"),
 )
 
-FILES = (policies, videos)
+FILES = (policies, videos, versions)
 """Tables with a row for each file of the folder of the same name."""
 
 # --- workers, jobs, tokens, audit -----------------------------------------------------------------
@@ -504,6 +538,20 @@ TRIGGERS: dict[str, str] = {
             OR EXISTS (SELECT 1 FROM trajectories
                 WHERE dataset_pk = NEW.dataset_pk AND seq = NEW.seq AND partition = 'protected')
         BEGIN SELECT RAISE(ABORT, 'protected trajectories are never replaced'); END
+    """,
+    # A version means the same trajectories as long as it exists. The foreign key of
+    # version_trajectories refuses their deletion.
+    "version_update": """
+        CREATE TRIGGER version_update BEFORE UPDATE OF partition, digest ON trajectories
+        WHEN (NEW.partition <> 'protected' OR NEW.digest <> OLD.digest) AND EXISTS (
+            SELECT 1 FROM version_trajectories WHERE trajectory_pk = OLD.pk)
+        BEGIN SELECT RAISE(ABORT, 'trajectories of a version stay as they are'); END
+    """,
+    "version_insert": """
+        CREATE TRIGGER version_insert BEFORE INSERT ON version_trajectories
+        WHEN NOT EXISTS (SELECT 1 FROM trajectories
+            WHERE pk = NEW.trajectory_pk AND partition = 'protected' AND state <> 'evicted')
+        BEGIN SELECT RAISE(ABORT, 'trajectories of a version are protected'); END
     """,
     # A shard or segment that living trajectories need must not be deleted.
     "living_shard": """

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import examine
-from server.index.tables import FILES, metadata, policies, runs
+from server.index.tables import FILES, metadata, policies, runs, videos
 from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.messages import CreateRun
@@ -46,8 +46,8 @@ MAX_NUMBER = 2**53
 @dataclass(slots=True)
 class Recovered:
     """What was recovered. `datasets`: name → columns. `labels`: trajectory → labels set after it
-    was stored. `aside`: (folder, name) of files without a row, linked in `lost-policies` and
-    `lost-videos`.
+    was stored. `aside`: (folder, name) of files without a row, linked in `lost-policies`,
+    `lost-videos` and `lost-versions`.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -126,26 +126,31 @@ def from_files(connection: Connection, store: Store, recovered: Recovered) -> No
     if they stayed in place: the caller deletes them after the commit, so that a crash before it
     leaves the old index with all its files.
     """
-    for table, missing in zip(FILES, ("run and version", "evaluation and seed"), strict=True):
+    for table, missing in ((policies, "run and version"), (videos, "evaluation and seed")):
         known = set(connection.execute(sa.select(table.c.file)).scalars())
         aside = [
             name
             for name in sorted(set(store.names(table.name)) - known)
             if table is not policies or not _add_policy(connection, store, name, recovered)
         ]
-        if not aside:
-            continue
-        folder = store.root / f"lost-{table.name}"
-        folder.mkdir(exist_ok=True)
-        for name in aside:
-            (folder / name).unlink(missing_ok=True)
-            os.link(store.path(table.name, name), folder / name)
-            recovered.aside.append((table.name, name))
-        sync_directory(folder)
-        sync_directory(store.root)
-        recovered.lost.append(
-            f"{missing} of {len(aside)} files of {table.name}; they are kept in {folder}"
-        )
+        set_aside(store, table.name, aside, missing, recovered)
+
+
+def set_aside(
+    store: Store, kind: str, names: Sequence[str], missing: str, recovered: Recovered
+) -> None:
+    """Link files of the folder `kind` in `lost-<kind>`; says what of them is `missing`."""
+    if not names:
+        return
+    folder = store.root / f"lost-{kind}"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        os.link(store.path(kind, name), folder / name)
+        recovered.aside.append((kind, name))
+    sync_directory(folder)
+    sync_directory(store.root)
+    recovered.lost.append(f"{missing} of {len(names)} files of {kind}; they are kept in {folder}")
 
 
 def _add_policy(connection: Connection, store: Store, name: str, recovered: Recovered) -> bool:

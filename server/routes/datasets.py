@@ -20,12 +20,14 @@ from server.index.tables import (
     shards,
     tombstones,
     trajectories,
+    versions,
 )
 from server.ingest.dataset_registry import capacity_columns, insert_dataset
 from server.ingest.evict import evict_over_capacity
 from server.integrity import excluded
 from server.problems import ProblemError
 from server.service import Caller, Limit, ServiceDep, may
+from server.versions.versions import refuse_if_versioned
 from stepwell.messages import (
     Capacity,
     CreateDataset,
@@ -97,7 +99,8 @@ def delete_dataset(
         bool, Query(description="also its protected trajectories; each is in the audit log")
     ] = False,
 ) -> None:
-    """Delete a dataset; 409 if it holds protected trajectories, unless `?protected=true`."""
+    """Delete a dataset; 409 if it has versions, or holds protected trajectories, unless
+    `?protected=true`."""
     # Its shards are retired, not unlinked: a leased snapshot keeps what it needs.
     db = service.db
     service.ingest.flush(name)
@@ -105,6 +108,7 @@ def delete_dataset(
     with service.ingest.sealer.lock, db.write() as connection:
         t = trajectories.c
         pk = find_pk(connection, datasets, name)
+        refuse_if_versioned(connection, f"data of {name!r}", versions.c.dataset_pk == pk)
         guarded = sa.and_(t.dataset_pk == pk, t.partition == "protected")
         if protected:
             _demote(connection, guarded, caller, name)

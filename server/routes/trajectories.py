@@ -21,6 +21,7 @@ from server.integrity import damaged_shard
 from server.problems import ProblemError, not_found
 from server.service import Caller, Limit, Service, ServiceDep
 from server.storage.shards import ShardDamaged, read_trajectory
+from server.versions.versions import holding, refuse_if_versioned
 from stepwell.codec import HEADER_KEY, encode, from_batch
 from stepwell.messages import ARROW, Page, Partition, PatchTrajectory, TrajectoryInfo
 from stepwell.spaces import EnvSpec
@@ -143,6 +144,7 @@ def demote_trajectory(
     with service.db.write() as connection:
         row = get_row(connection, trajectory_id)
         if row["partition"] == "protected":
+            refuse_if_versioned(connection, f"trajectory {trajectory_id}", holding(row["pk"]))
             where = {"dataset": row["dataset"], "seq": row["seq"]}
             write_audit(connection, caller, "demote", trajectory_id, **where)
             change_id = next_change_id(connection)

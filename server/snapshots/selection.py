@@ -27,8 +27,9 @@ from server.index.changes import Changes
 from server.index.mirror import Mirror
 from server.problems import ProblemError
 from server.sql.selected import Selected
+from stepwell._sql import version_condition
 from stepwell.manifest import BLOCK, SCHEMA, Key
-from stepwell.messages import CreateSnapshot
+from stepwell.messages import CreateSnapshot, split_version
 
 Flags = NDArray[np.bool_]
 
@@ -115,7 +116,8 @@ def sources_of(body: CreateSnapshot) -> list[Component]:
             expected="one of from, dataset",
             got="both" if body.sources is not None else "neither",
         )
-    if body.sources is not None:
+    if body.dataset is None:
+        assert body.sources is not None
         if not body.sources or body.where is not None:
             raise ProblemError(
                 422,
@@ -125,8 +127,11 @@ def sources_of(body: CreateSnapshot) -> list[Component]:
         return [Component(source.select, None, source.share) for source in body.sources]
     # On its own line: a comment at the end of `where` must not hide the parenthesis.
     where = f" AND (\n{body.where}\n)" if body.where else ""
-    select = f"SELECT id FROM trajectories WHERE dataset = '{body.dataset}'{where}"
-    return [Component(select, body.dataset, 1.0, all=not body.where)]
+    dataset, version = split_version(body.dataset)
+    if version:
+        where = f" AND {version_condition(body.dataset)}{where}"
+    select = f"SELECT id FROM trajectories WHERE dataset = '{dataset}'{where}"
+    return [Component(select, dataset, 1.0, all=not where)]
 
 
 def digest_of(blocks: Blocks, shares: Sequence[float]) -> str:

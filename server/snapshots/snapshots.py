@@ -26,9 +26,9 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt
-from server.index.db import Database, first_rows
+from server.index.db import Database, find_pk, first_rows
 from server.index.mirror import Mirror
-from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots
+from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots, versions
 from server.ingest.validate import difference as layouts_differ
 from server.integrity import IntegrityChecker
 from server.problems import ProblemError, not_found
@@ -53,7 +53,15 @@ from server.sql.pool import SqlPool
 from server.storage.store import Store, new_name
 from stepwell.failpoints import failpoint
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
-from stepwell.messages import CreateSnapshot, Excluded, Lease, Page, PutLease, Snapshot
+from stepwell.messages import (
+    CreateSnapshot,
+    Excluded,
+    Lease,
+    Page,
+    PutLease,
+    Snapshot,
+    split_version,
+)
 from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.snapshots")
@@ -88,6 +96,9 @@ class Snapshots:
         With `since`, an unchanged selection returns that snapshot.
         """
         sources = tuple(sources_of(body))
+        if body.dataset is not None:
+            with self._db.read() as connection:
+                _require_version(connection, *split_version(body.dataset))
         if body.since is not None:
             self._cached(body.since)
         self._flush()
@@ -368,6 +379,26 @@ class Snapshots:
             )
         )
         self.cache.forget(snapshot_id)
+
+
+def _require_version(connection: Connection, dataset: str, name: str) -> None:
+    """Raise 404 if there is no such version, 410 if a part of it was lost. "": no version."""
+    if not name:
+        return
+    n, pk = versions.c, find_pk(connection, datasets, dataset)
+    missing = connection.scalar(sa.select(n.missing).where(n.dataset_pk == pk, n.name == name))
+    if missing is None:
+        known = connection.execute(sa.select(n.name).where(n.dataset_pk == pk)).scalars()
+        raise not_found(f"version of {dataset}", name, known)
+    if missing:
+        raise ProblemError(
+            410,
+            "damaged",
+            f"{dataset}@{name} has lost {missing} of its trajectories; train on another version,"
+            " or on what is left of it, by SQL over version_trajectories",
+            expected="a complete version",
+            got=f"{missing} trajectories missing",
+        )
 
 
 def _excluded(damaged: Damaged) -> list[dict[str, Any]]:

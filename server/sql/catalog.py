@@ -47,6 +47,8 @@ COMMON = [(name, kind) for name, kind, _ in (*_HEAD, *_TAIL)]
 DESCRIPTIONS = {
     "trajectories": "one row per living trajectory, as soon as it is acknowledged",
     "datasets": "one row per dataset",
+    "versions": "one row per version of a dataset",
+    "version_trajectories": "one row per version and trajectory in it",
     "runs": "one row per run of a trainer, collector or evaluator",
     "metrics": "one row per run, key and step",
     "policies": "one row per published policy",

@@ -34,6 +34,7 @@ FOLDERS = (
     "snapshots",
     "policies",
     "videos",
+    "versions",
     "uploads",
     "mirror",
 )

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.errors import InvalidData
-from stepwell.messages import NAME, Launch
+from stepwell.messages import VERSIONED, Launch
 
 ROLES = ("train", "collect", "evaluate")
 STEPWELL = [sys.executable, "-m", "stepwell.cli"]
@@ -49,7 +49,7 @@ RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # For a list setting, the pattern applies to each item.
 TEXT: dict[str, tuple[re.Pattern[str], str]] = {
     "run": (RUN, "letters, digits, '.', '_', '-', beginning with a letter or digit"),
-    "dataset": (re.compile(NAME), "the name of a dataset"),
+    "dataset": (re.compile(VERSIONED), "the name of a dataset"),
     "policy": _POLICY,
     "against": _POLICY,
     "snapshot": (re.compile(r"[A-Za-z0-9][\w-]*", re.A), "the id of a snapshot"),

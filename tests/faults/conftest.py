@@ -53,6 +53,10 @@ class Ledger:
     videos: list[str] = field(default_factory=list)
     """Evaluations of which VIDEO was stored, for seed 0."""
     snapshots: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Acknowledged versions of KEPT: name → digest and number of trajectories."""
+    doubtful: set[str] = field(default_factory=set)
+    """Versions whose creation or deletion was not answered."""
     imports: list[str] = field(default_factory=list)
     """Datasets whose import was reported as succeeded."""
 
@@ -101,10 +105,25 @@ class Traffic:
         snapshot = self.client.create_snapshot(dataset=KEPT)
         self.ledger.snapshots[snapshot.id] = snapshot.trajectories
         self.client.release(snapshot.id)
+        self.make_version(f"v{number}")
+        self.make_version(f"gone{number}")
+        self.drop_version(f"gone{number}")
         if number == 1:
             self.upload("imported-1")
         self.post(RING, 2)
         self.client.flush(RING)
+
+    def make_version(self, name: str) -> None:
+        self.ledger.doubtful.add(name)
+        made = self.client.create_version(KEPT, name)
+        self.ledger.versions[name] = (made.digest, made.statistics.trajectories)
+        self.ledger.doubtful.remove(name)
+
+    def drop_version(self, name: str) -> None:
+        self.ledger.doubtful.add(name)
+        self.client.delete_version(f"{KEPT}@{name}")
+        del self.ledger.versions[name]
+        self.ledger.doubtful.remove(name)
 
     def evaluate(self) -> str:
         """The id of a new evaluation."""
@@ -196,10 +215,27 @@ def judge(app: TestClient, ledger: Ledger) -> None:
             f"/v1/snapshots/{snapshot_id}/manifest", headers={"accept": "application/json"}
         ).raise_for_status()
         assert len(manifest.json()["rows"]) == count
+    judge_versions(app, ledger)
     imported = app.get("/v1/datasets/imported-1")
     if imported.status_code == 200:  # all or nothing
         assert imported.json()["protected"]["trajectories"] in (0, IMPORTED_STEPS // 4)
     assert imported.status_code == 200 or not ledger.imports
+
+
+def judge_versions(app: TestClient, ledger: Ledger) -> None:
+    """Every acknowledged version is there, whole and protected; no other, but the doubtful."""
+    url = f"/v1/datasets/{KEPT}"
+    found = {v["name"]: v for v in app.get(f"{url}/versions").raise_for_status().json()["items"]}
+    assert set(ledger.versions) - ledger.doubtful <= set(found)
+    assert set(found) <= set(ledger.versions) | ledger.doubtful
+    for name in set(found) & set(ledger.versions):
+        made = found[name]
+        numbers = made["digest"], made["statistics"]["trajectories"]
+        assert (numbers, made["missing"]) == (ledger.versions[name], 0)
+    if ledger.versions:
+        most = max(count for _, count in ledger.versions.values())
+        protected = app.get(url).raise_for_status().json()["protected"]["trajectories"]
+        assert protected >= most
 
 
 @pytest.fixture

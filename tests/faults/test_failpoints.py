@@ -105,6 +105,7 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     before.client.publish_policy("r", 1, b"weights")
     ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
     before.put_video(before.evaluate())
+    before.make_version("v1")
     service.kill()
     data = service.data
     assert (data / "index.sqlite-wal").stat().st_size, "the newest commits are in the WAL only"

@@ -85,6 +85,7 @@ def populate(http: TestClient) -> dict[str, str]:
         content=encode([one], SPEC),
         headers={"content-type": ARROW},
     )
+    http.post("/v1/datasets/d/versions", json={"name": "1"})
     http.post("/v1/runs", json={"name": "d", "kind": "train"})
     point = {"key": "loss", "step": 1, "value": 0.5, "time": 1.0}
     http.post("/v1/runs/d/metrics", json={"points": [point]})

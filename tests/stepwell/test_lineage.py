@@ -47,6 +47,21 @@ def test_a_chain_is_followed_both_ways(client: Client, family: str) -> None:
     assert f'"run:{n}-a" -> "dataset:{n}-new" [label="played 1, return 2"]' in dot
 
 
+def test_a_version_stands_between_its_dataset_and_its_runs(client: Client, family: str) -> None:
+    n = family
+    client.create_version(f"{n}-new", "v1")
+    fork = client.create_version(f"{n}-new", "v2", parent="v1")
+    client.create_run(f"{n}-c", "train", config={"dataset": f"{n}-new@v1"})
+    client.create_run(f"{n}-d", "train", config={"sources": [{"select": fork.select, "share": 1}]})
+    found = read_lineage(client).around(f"dataset:{n}-new")
+    made = {(e.of.split(":")[1], e.made.split(":")[1]) for e in found.edges}
+    assert made >= {
+        (f"{n}-new", f"{n}-new@v1"), (f"{n}-new@v1", f"{n}-c"),
+        (f"{n}-new@v1", f"{n}-new@v2"), (f"{n}-new@v2", f"{n}-d"),
+    }  # fmt: skip
+    assert found.nodes[f"dataset:{n}-new@v1"].about == "1 trajectories, for ever"
+
+
 def test_what_was_deleted_is_named(client: Client, family: str) -> None:
     client.delete_dataset(f"{family}-old")
     client.delete_run(f"{family}-b")

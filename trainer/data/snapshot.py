@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from stepwell import EnvSpec, manifest
 from stepwell._background import BackgroundLoop
 from stepwell._files import whole_file
+from stepwell._sql import version_condition
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, ServiceError, StepwellError
 from stepwell.failpoints import failpoint
+from stepwell.messages import split_version
 from trainer.config import TrainConfig
 from trainer.errors import TrainerError
 
@@ -172,10 +174,13 @@ def create_snapshot(
 
 def sql_condition(config: TrainConfig) -> str:
     """The SQL condition over `trajectories` of the dataset and `where` of a config."""
-    condition = "dataset = '{}'".format(config.dataset.replace("'", "''"))
+    dataset, version = split_version(config.dataset)
+    condition = "dataset = '{}'".format(dataset.replace("'", "''"))
+    if version:
+        condition += f" and {version_condition(config.dataset)}"
     if not config.data.include_eval:
         condition += " and purpose = 'train'"
-    where = config.where.replace("{dataset}", config.dataset)
+    where = config.where.replace("{dataset}", dataset)
     return f"{condition} and ({where})" if where else condition
 
 
@@ -210,7 +215,7 @@ def _selection(config: TrainConfig) -> dict[str, Any]:
     sources = [{"select": s.select, "share": s.share or s.last_share} for s in config.sources]
     return {
         "dataset": config.dataset or None,
-        "where": config.where.replace("{dataset}", config.dataset) or None,
+        "where": config.where.replace("{dataset}", split_version(config.dataset)[0]) or None,
         "sources": sources or None,
     }
 

@@ -199,16 +199,26 @@ def shown(table: Any) -> tuple[str, list[tuple[str, str]], str]:
 def test_the_surface_for_people() -> None:
     tables = [shown(table) for table in catalog.describe({"plain": PLAIN, "rich": RICH}).tables]
     names = [
-        *("trajectories", "datasets", "runs", "metrics", "policies", "evaluations", "videos"),
+        *(
+            "trajectories",
+            "datasets",
+            "versions",
+            "version_trajectories",
+            "runs",
+            "metrics",
+            "policies",
+            "evaluations",
+            "videos",
+        ),
         "workers",
     ]
     assert [name for name, _, _ in tables] == [*names, "steps", '"plain".steps', '"rich".steps']
     assert sorted(catalog.DESCRIPTIONS) == sorted([*names, "steps"])
-    for name, columns, description in tables[:8]:
+    for name, columns, description in tables[: len(names)]:
         hidden = [("_file", "VARCHAR"), ("_pk", "BIGINT")] if name == "trajectories" else []
         assert columns + hidden == TABLES[name]
         assert description == catalog.DESCRIPTIONS[name] != ""
-    assert tables[8:] == [
+    assert tables[len(names) :] == [
         ("steps", COMMON, catalog.DESCRIPTIONS["steps"]),
         (
             '"plain".steps',

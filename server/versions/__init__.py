@@ -1,0 +1,1 @@
+"""Versions of datasets: named selections that never change (docs/versions.md)."""
