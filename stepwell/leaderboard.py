@@ -23,7 +23,7 @@ from stepwell.confidence_intervals import (
 from stepwell.messages import Evaluation
 from stepwell.reference_scores import REFERENCE_SCORES, normalised_score, reference_family
 
-NAMES = ("seed", "run", "output", "tags", "notes", "parent")
+NAMES = ("seed", "run", "output", "tags", "notes", "parent", "claim")
 """Settings of a run in which two training seeds of one experiment may differ."""
 Pick = Literal["newest", "best"]
 

@@ -13,6 +13,11 @@ EPISODE = 20
 # --- whole episodes -------------------------------------------------------------------------------
 
 
+def _distinct(s: Subject) -> str:
+    """A condition: observations hardly ever repeat, as in a world of few states they do."""
+    return f"""(select count(distinct hash(obs)) / count(*) from {s.steps}) > 0.5"""
+
+
 def _contents(s: Subject) -> str:
     # DuckDB's hash of several values mixes them too weakly to be summed over steps.
     return f"""select trajectory_id as id,
@@ -25,6 +30,7 @@ def _duplicate(s: Subject) -> str | None:
         return None
     return f"""with c as ({_contents(s)})
 select id, 'as ' || min(id) over (partition by content) as what from c
+where {_distinct(s)}
 qualify row_number() over (partition by content order by id) > 1"""
 
 
@@ -33,7 +39,7 @@ def _content_leak(s: Subject) -> str | None:
         return None
     return f"""with c as ({_contents(s)}),
 p as (select c.id, content, purpose from c join {s.trajectories} t on t.id = c.id)
-select id, '' as what from p where purpose = 'train'
+select id, '' as what from p where purpose = 'train' and {_distinct(s)}
   and content in (select content from p where purpose = 'eval')"""
 
 
@@ -48,6 +54,7 @@ p as (
 select p.id, 'as ' || min(p.id) over (partition by start) as what from p join c on c.id = p.id
 where start in (
   select start from p join c on c.id = p.id group by start having count(distinct content) > 1)
+  and {_distinct(s)}
 qualify row_number() over (partition by start order by p.id) > 1"""
 
 
@@ -66,7 +73,7 @@ def _stuck_number(s: Subject) -> str | None:
     numbers = s.numbers()
     if not numbers or not s.has_floats():
         return None
-    stuck = ", ".join(f"count(distinct {sql}) = 1" for _, sql in numbers)
+    stuck = ", ".join(f"min({sql}) = max({sql})" for _, sql in numbers)
     names = ", ".join(_text(name) for name, _ in numbers)
     return f"""with e as (
   select trajectory_id as id, [{stuck}] as stuck, count(distinct hash(obs)) as distinct_obs
@@ -97,7 +104,9 @@ def _jumps(s: Subject, numbers: list[tuple[str, str]]) -> str:
 u as (select [{scales}] as scale from d where t > 0),
 j as (select id, t, is_last, sqrt({terms}) as jump from d, u where t > 0),
 q as (
-  select quantile_cont(jump, 0.99) as usual, avg((jump > 0)::int) as moving, count(*) as n from j)
+  select quantile_cont(jump, 0.995) as usual, avg((jump > 0)::int) as moving, count(*) as n from j),
+r as (
+  select count(distinct id) filter (jump > 1.8 * usual) / count(distinct id) as jumping from j, q)
 """
 
 
@@ -108,7 +117,8 @@ def _teleport(s: Subject) -> str | None:
     return f"""{_jumps(s, numbers)}
 select id, 'step ' || arg_max(t, jump) || ': ' || round(max(jump / usual), 1)
   || ' times a great change' as what
-from j, q where not is_last and moving > 0.5 and n >= 200 and jump > 4 * usual group by id"""
+from j, q, r where not is_last and jump > 3.5 * usual
+  and moving > 0.5 and n >= 200 and jumping < 0.06 group by id"""
 
 
 def _final_jump(s: Subject) -> str | None:
@@ -117,7 +127,8 @@ def _final_jump(s: Subject) -> str | None:
         return None
     return f"""{_jumps(s, numbers)}
 select j.id, round(jump / usual, 1) || ' times a great change' as what
-from j, q where is_last and moving > 0.5 and n >= 200 and jump > 4 * usual"""
+from j, q, r where is_last and jump > 3.5 * usual
+  and moving > 0.5 and n >= 200 and jumping < 0.06"""
 
 
 def _last_is_next_first(s: Subject) -> str | None:
@@ -173,16 +184,21 @@ def _sentinel(s: Subject) -> str | None:
     numbers = s.numbers()
     if not numbers:
         return None
-    rows = "\nunion all ".join(
-        f"select trajectory_id as id, {_text(name)} as name, {sql} as x from {s.steps}"
-        for name, sql in numbers
+    values = [sql for _, sql in numbers]
+    low, middle, high = (
+        ", ".join(f"approx_quantile({sql}, {at})" for sql in values) for at in (0.02, 0.5, 0.98)
     )
-    return f"""with v as ({rows}),
-q as (
-  select name, quantile_cont(x, 0.02) as low, quantile_cont(x, 0.98) as high, median(x) as middle
-  from v group by name)
-select id, v.name || ' = ' || first(x) as what from v join q on q.name = v.name
-where high > low and abs(x - middle) > 50 * (high - low) group by id, v.name"""
+    cases = "\n  ".join(
+        f"when high[{i}] > low[{i}] and abs({sql} - middle[{i}]) > 50 * (high[{i}] - low[{i}])"
+        f" then {_text(name)} || ' = ' || {sql}"
+        for i, (name, sql) in enumerate(numbers, 1)
+    )
+    return f"""with q as (
+  select [{low}] as low, [{middle}] as middle, [{high}] as high from {s.steps}),
+v as (select trajectory_id as id, t, case
+  {cases}
+  end as what from {s.steps}, q)
+select id, arg_min(what, t) as what from v where what is not null group by id"""
 
 
 def _constant_number(s: Subject) -> str | None:
@@ -338,10 +354,10 @@ where (select count(distinct id) from o)
 
 def _reward_scale(s: Subject) -> str:
     return f"""with e as (
-  select trajectory_id as id, max(abs(reward)) as size from {s.steps} where not is_last
-  group by all),
+  select trajectory_id as id, quantile_cont(abs(reward), 0.9) as size from {s.steps}
+  where not is_last and reward <> 0 group by all),
 m as (select median(size) as usual from e)
-select id, 'up to ' || size || ', usually ' || usual as what from e, m
+select id, size || ', usually ' || usual as what from e, m
 where usual > 0 and size > 30 * usual
   and (select avg((size > 30 * usual)::int) from e, m) < 0.4"""
 
@@ -357,14 +373,12 @@ where (negative between 0.6 and 0.999 and low >= 0)
 
 
 def _last_reward_missing(s: Subject) -> str:
-    return f"""with r as (
-  select trajectory_id as id, t, reward, lead(is_last) over w as is_final from {s.steps}
-  window w as (partition by trajectory_id order by t)),
-f as (
-  select avg((reward <> 0)::int) filter (not is_final) as dense,
-    avg((reward = 0)::int) filter (is_final) as missing from r)
-select r.id, '' as what from r, f, {s.trajectories} t
-where t.id = r.id and t.truncated and is_final and reward = 0 and dense > 0.98"""
+    # The row of the last reward is the one with the end; the row after it has no reward.
+    return f"""with f as (
+  select avg((reward <> 0)::int) filter (not truncated and not terminated) as dense
+  from {s.steps} where not is_last)
+select trajectory_id as id, '' as what from {s.steps}, f
+where truncated and reward = 0 and dense > 0.98"""
 
 
 def _first_reward_missing(s: Subject) -> str:

@@ -25,8 +25,8 @@ def test_seeds_of_one_config_are_one_row():
         evaluated("random", [0.0, 0.0]),
     ]
     configs = {
-        "a-0": {"lr": 1, "seed": 0, "run": "a-0"},
-        "a-1": {"lr": 1, "seed": 1, "run": "a-1"},
+        "a-0": {"lr": 1, "seed": 0, "run": "a-0", "claim": "x"},
+        "a-1": {"lr": 1, "seed": 1, "run": "a-1", "claim": "y"},
         "b-0": {"lr": 2, "seed": 0, "run": "b-0"},
     }
     rows = leaderboard(found, configs)
