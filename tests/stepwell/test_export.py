@@ -251,6 +251,18 @@ def test_a_selection_is_exported(client, run, tmp_path, capsys):
     assert "no-such" in capsys.readouterr().err
 
 
+def test_a_version_is_exported(client, run, tmp_path):
+    spec = make_spec()
+    made = several(spec)
+    client.create_dataset("exported-version", spec)
+    client.post("exported-version", made, spec=spec, wait_sealed=True)
+    client.create_version("exported-version", "v1", where="length > 4")
+    client.post("exported-version", [make_trajectory(spec, length=9, seed=9)], spec=spec)
+    assert run("export", "exported-version@v1", tmp_path / "out", "--format", "parquet") == 0
+    ids = pd.read_parquet(tmp_path / "out" / "trajectories.parquet")["id"].tolist()
+    assert sorted(ids) == sorted(t.id for t in made if len(t) > 4)
+
+
 def test_what_is_evicted_meanwhile_is_exported(client):
     """The selection is leased: its shards stay until it has been read."""
     spec = make_spec()
