@@ -813,6 +813,9 @@ class Client(Transport):
         search: str | None = None,
         alive: bool | None = None,
         since: float | None = None,
+        without_tag: str | None = None,
+        names: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
         brief: bool = False,
         limit: int = 100,
         cursor: str | None = None,
@@ -820,10 +823,13 @@ class Client(Transport):
         """Return one page of the runs that match, newest first, and the total number of matches.
 
         `search`: text in the name or a tag. `since`: last heartbeat at this Unix time or later.
-        `brief`: omit config and newest metrics. `cursor`: `next` of the previous page.
+        `names`: only these, at most 100. `keys`: newest metrics of these keys only, at most 100.
+        `brief`: omit config, and newest metrics but those of `keys`. `cursor`: `next` of the
+        previous page.
         """
-        filters = {"kind": kind, "status": status, "tag": tag, "parent": parent}
+        filters: dict[str, Any] = {"kind": kind, "status": status, "tag": tag, "parent": parent}
         filters |= {"search": search or None, "cursor": cursor}
+        filters |= {"without_tag": without_tag, "name": names, "key": keys}
         params = {**filters, "alive": alive, "since": since, "brief": brief, "limit": limit}
         return self.ask(RunPage, "GET", "/v1/runs", params=params)
 

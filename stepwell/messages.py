@@ -648,6 +648,8 @@ class PatchRun(Request):
 
 class Run(Response):
     name: str
+    number: int = 0
+    """Of this run in order of creation; it never changes. Its colour in the dashboard is by it."""
     kind: RunKind
     status: RunStatus
     config: Json = {}

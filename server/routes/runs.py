@@ -6,6 +6,7 @@ PATCH is the heartbeat. Metrics are in run_metrics.py, policies in policies.py; 
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Annotated, Any
 
@@ -56,6 +57,16 @@ LATEST = sa.text(
     WHERE keys.key IS NOT NULL
     """
 )
+# The same for keys that are named: a table asks for a few of each of many runs.
+LATEST_OF = sa.text(
+    """
+    SELECT m.key, m.step, m.value FROM json_each(:keys) wanted JOIN metrics m
+    ON m.run_pk = :run AND m.key = wanted.value
+    AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = wanted.value)
+    """
+)
+MOST_NAMED = 100
+"""Names of runs or of metrics in one request for a list."""
 
 
 @router.post("", status_code=201, responses={200: {"model": Run}})
@@ -113,6 +124,9 @@ def list_runs(
     search: Annotated[str | None, Query(max_length=200)] = None,
     alive: bool | None = None,
     since: float | None = None,
+    without_tag: str | None = None,
+    name: Annotated[list[str] | None, Query(max_length=MOST_NAMED)] = None,
+    key: Annotated[list[str] | None, Query(max_length=MOST_NAMED)] = None,
     brief: bool = False,
     limit: Limit = 100,
     cursor: Cursor = None,
@@ -120,12 +134,18 @@ def list_runs(
     """Sorted newest first, with the total number of matches.
 
     `search`: text in the name or a tag. `alive=false&status=running`: runs without a heartbeat.
-    `since`: heartbeat at or after that Unix time. `brief`: without config and newest metrics.
+    `since`: heartbeat at or after that Unix time. `name`, repeated: only these. `key`, repeated:
+    newest metrics of these keys only. `brief`: without config, and without newest metrics but for
+    those of `key`.
     """
     wanted = equal(runs, kind=kind, status=status, parent=parent)
     each = sa.func.json_each(runs.c.tags).table_valued("value")
     if tag is not None:
         wanted.append(sa.exists().select_from(each).where(each.c.value == tag))
+    if without_tag is not None:
+        wanted.append(~sa.exists().select_from(each).where(each.c.value == without_tag))
+    if name is not None:
+        wanted.append(runs.c.name.in_(name))
     if search:
         tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
         wanted.append(sa.or_(_contains(runs.c.name, search), tagged))
@@ -140,7 +160,8 @@ def list_runs(
     with service.db.read() as c:
         total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
         rows, last = first_rows(c, query, limit)
-        items = [_run(c, row, brief=brief) for row in rows]
+        keys = [] if brief and key is None else key
+        items = [_run(c, row, keys) for row in rows]
     return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
 
 
@@ -207,10 +228,16 @@ def _read(c: Connection, pk: int) -> Run:
     return _run(c, c.execute(query).mappings().one())
 
 
-def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:
-    newest = [] if brief else c.execute(LATEST, {"run": row["pk"]}).all()
+def _run(c: Connection, row: RowMapping, keys: list[str] | None = None) -> Run:
+    """`keys`: the metrics whose newest point it has; None: all."""
+    if keys is None:
+        newest = c.execute(LATEST, {"run": row["pk"]}).all()
+    else:
+        named = {"run": row["pk"], "keys": json.dumps(list(dict.fromkeys(keys)))}
+        newest = c.execute(LATEST_OF, named).all() if keys else []
     return Run(
         **row,
+        number=row["pk"],
         latest={key: value for key, _, value in newest if value is not None},
         latest_steps={key: step for key, step, _ in newest},
     )

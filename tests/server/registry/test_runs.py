@@ -202,6 +202,44 @@ def test_a_brief_list_leaves_out_what_is_long(app: TestClient) -> None:
     }
 
 
+def test_a_list_has_the_newest_of_the_metrics_that_are_named(app: TestClient) -> None:
+    """A table shows a few of hundreds of metrics of each run."""
+    for name in ("a", "b", "c"):
+        make(app, name, config={"x": name})
+        points = [
+            {"key": key, "step": step, "value": step, "time": 0.0}
+            for key in ("loss", "odd,key", "other")
+            for step in (1, 2)
+        ]
+        app.post(f"/v1/runs/{name}/metrics", json={"points": points})
+    asked = {"name": ["a", "c"], "key": ["loss", "odd,key", "none"]}
+    found = app.get("/v1/runs", params=asked).json()
+    assert (found["total"], [r["name"] for r in found["items"]]) == (2, ["c", "a"])
+    for run in found["items"]:
+        assert run["latest"] == {"loss": 2.0, "odd,key": 2.0}
+        assert run["latest_steps"] == {"loss": 2, "odd,key": 2}
+        assert run["config"] == {"x": run["name"]}
+    brief = app.get("/v1/runs", params={**asked, "brief": "true"}).json()["items"]
+    assert [r["latest"] for r in brief] == [{"loss": 2.0, "odd,key": 2.0}] * 2
+    assert [r.get("config", {}) for r in brief] == [{}, {}]
+    assert app.get("/v1/runs", params={"name": ["x"] * 101}).status_code == 422
+
+
+def test_runs_with_a_tag_are_left_out(app: TestClient) -> None:
+    make(app, "a", tags=["archived", "x"])
+    make(app, "b", tags=["archived-not"])
+    found = app.get("/v1/runs", params={"without_tag": "archived"}).json()
+    assert (found["total"], [r["name"] for r in found["items"]]) == (1, ["b"])
+
+
+def test_a_run_keeps_its_number(app: TestClient) -> None:
+    made = [make(app, name)["number"] for name in ("a", "b", "c")]
+    assert made == sorted(set(made))
+    app.delete("/v1/runs/a")
+    app.patch("/v1/runs/b", json={"notes": "x"})
+    assert [app.get(f"/v1/runs/{name}").json()["number"] for name in ("b", "c")] == made[1:]
+
+
 def test_deleting_a_run_takes_its_metrics_along(app: TestClient) -> None:
     """A new run under the old name must not inherit the old curve."""
     make(app, "a")
