@@ -43,6 +43,39 @@ PALETTE = (
 )
 """Colours of lines and marks: a contrast of at least 4.5 : 1 on white and 3.5 : 1 on the dark
 ground."""
+RUN_PALETTE = (
+    *PALETTE,
+    *(
+        "#ff4b64 #a08c00 #9673b9 #b45aff #699100 #c80046 #c8556e #4146ff #eb0f5f #a04b32 "
+        "#fa5a00 #4164a5 #2daa00 #9b4b69 #e100c8 #b48c64 #ff46af #7d23ff #6496d2 #d269dc "
+        "#ff00ff #0f87c3 #7d9b78 #648264 #d77d00 #05a069 #af50a0 #c300ff #1e8cff #f50005 "
+        "#6e6446 #d76e5a #78559b #9b736e #8c8ca0 #b400af #d75fa5 #00a0aa #967dff #c37d96 "
+    ).split(),
+)
+"""Fifty colours of runs, at least 0.06 apart in OKLab, whose neighbours differ most: a contrast of
+at least 3 : 1 on both grounds."""
+
+
+def run_colours(numbers: Mapping[str, int]) -> dict[str, str]:
+    """Name of a run → colour, by its number in order of creation.
+
+    So a run has one colour on every page and in every selection, and any fifty that were created
+    one after another differ. Only where two of those shown have the same colour, the later one
+    takes the next free one there.
+    """
+    count = len(RUN_PALETTE)
+    found: dict[str, int] = {}
+    moved: list[str] = []
+    for name in sorted(numbers, key=lambda name: numbers[name]):
+        if (own := numbers[name] % count) in found.values():
+            moved.append(name)
+        else:
+            found[name] = own
+    for name in moved:
+        following = ((numbers[name] + i) % count for i in range(count))
+        taken = set(found.values())
+        found[name] = next((i for i in following if i not in taken), numbers[name] % count)
+    return {name: RUN_PALETTE[found[name]] for name in numbers}
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
@@ -90,6 +123,34 @@ def lines(
         at = {"x": {"field": "at", "type": "quantitative"}}
         layers.append({"data": {"values": [{"at": cursor}]}, "mark": rule, "encoding": at})
     return _renamed(data, named), _layered(layers, height)
+
+
+def bands(
+    data: pd.DataFrame,
+    *,
+    x_title: str,
+    y_title: str,
+    colours: Mapping[str, str],
+    height: int = 240,
+    log: bool = False,
+) -> Chart:
+    """Rows of x, group, value, low, high, n: a line of each group's mean in its interval."""
+    x = _number("x", x_title, axis={"grid": False})
+    scale = {"type": "symlog"} if log else {"zero": False}
+    colour = _colour("group", colours)
+    tips = ("x", "group", "value", "low", "high", "n")
+    area = {"x": x, "y": _number("low", y_title, scale=scale), "y2": {"field": "high"}}
+    line = {"x": x, "y": _number("value", y_title, scale=scale), "color": colour}
+    return data, _layered(
+        [
+            {"mark": {"type": "area", "opacity": 0.2}, "encoding": {**area, "color": colour}},
+            {
+                "mark": {"type": "line", "strokeWidth": 1.8},
+                "encoding": {**line, "tooltip": [{"field": tip} for tip in tips]},
+            },
+        ],
+        height,
+    )
 
 
 def histogram(

@@ -97,6 +97,35 @@ def bootstrap_grouped_iqm(
     return Interval(iqm(every), float(low), float(high), int(every.size), confidence)
 
 
+def bootstrap_mean_curve(
+    curves: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean of `curves` [n, points] at each point, with the bounds of its percentile bootstrap.
+
+    A resample draws whole curves, such as training seeds, because points of one are not
+    independent. NaN: the curve has no value there. Where one curve has a value, the interval has
+    no width; where none has, all three are NaN. Deterministic for a seed.
+    """
+    array = np.atleast_2d(np.asarray(curves, dtype=np.float64))
+    n = len(array)
+    present = np.isfinite(array)
+    values = np.where(present, array, 0.0)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(n, np.full(n, 1.0 / n), resamples).astype(np.float64)
+    counts = drawn @ present
+    with np.errstate(invalid="ignore"):
+        means = np.where(counts > 0, drawn @ values, np.nan) / np.where(counts > 0, counts, np.nan)
+        mean = values.sum(0) / np.where(present.any(0), present.sum(0), np.nan)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.full(mean.shape, np.nan), np.full(mean.shape, np.nan)
+    whole = (counts > 0).all(0)
+    low[whole], high[whole] = np.quantile(means[:, whole], [tail, 1.0 - tail], axis=0)
+    some = present.any(0) & ~whole
+    if some.any():
+        low[some], high[some] = np.nanquantile(means[:, some], [tail, 1.0 - tail], axis=0)
+    return mean, low, high
+
+
 def iqm(values: ArrayLike) -> float:
     """Interquartile mean: the mean of the middle half, edges weighted by their fraction.
 

@@ -1,6 +1,7 @@
 """Charts: every axis is named, colours are the caller's, odd names do not break Vega."""
 
 import altair
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -10,6 +11,10 @@ FRAME = pd.DataFrame({"x": [1, 2, 3], "y": [1.0, 4.0, 9.0], "run": ["a", "a", "b
 INTERVALS = pd.DataFrame(
     {"label": ["a/1", "b/2"], "run": ["a", "b"], "value": [1.0, 2.0], "low": [0.5, 1.5],
      "high": [1.5, 2.5]}
+)  # fmt: skip
+BANDS = pd.DataFrame(
+    {"x": [0, 1], "group": ["a", "b"], "value": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5],
+     "n": [3, 3]}
 )  # fmt: skip
 TITLES = {"x_title": "time (minutes)", "y_title": "return (sum of rewards)"}
 
@@ -42,6 +47,52 @@ def test_runs_get_the_colours_they_are_given() -> None:
     _, chart = charts.lines(FRAME, x="x", y="y", colour="run", colours=colours, **TITLES)
     scale = chart["layer"][0]["encoding"]["color"]["scale"]
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == colours
+
+
+def oklab(colour: str) -> np.ndarray:
+    """Ottosson 2020: equal distances look about equally different; 0.02 is just seen."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    to_lab = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(to_lab) @ np.cbrt(np.array(to_cones) @ linear)
+
+
+def test_fifty_runs_have_fifty_colours_that_one_can_tell_apart() -> None:
+    places = [oklab(colour) for colour in charts.RUN_PALETTE]
+    assert len(places) == 50
+    pairs = [(i, j) for i in range(50) for j in range(i)]
+    assert min(np.linalg.norm(places[i] - places[j]) for i, j in pairs) > 0.06
+    near = [(i, (i + k) % 50) for i in range(50) for k in (1, 2, 3)]
+    assert min(np.linalg.norm(places[i] - places[j]) for i, j in near) > 0.07
+
+
+def test_a_run_has_its_colour_in_every_selection() -> None:
+    numbers = {f"run-{n}": n for n in range(7, 57)}
+    whole = charts.run_colours(numbers)
+    assert len(set(whole.values())) == 50
+    for some in (["run-9"], ["run-50", "run-8"], list(numbers)[::3]):
+        alone = charts.run_colours({name: numbers[name] for name in some})
+        assert alone == {name: whole[name] for name in some}
+
+
+def test_of_two_runs_with_one_colour_the_later_one_moves() -> None:
+    """With more than fifty runs colours repeat; never in one picture of at most fifty."""
+    found = charts.run_colours({"late": 53, "early": 3, "next": 4})
+    assert found["early"] == charts.RUN_PALETTE[3]
+    assert found["next"] == charts.RUN_PALETTE[4]
+    assert found["late"] == charts.RUN_PALETTE[5]
+    many = charts.run_colours({str(n): n for n in range(0, 100, 2)})
+    assert len(set(many.values())) == 50
+    assert len(charts.run_colours({str(n): n for n in range(60)})) == 60
 
 
 def test_intervals_show_a_bar_and_a_dot() -> None:
@@ -85,6 +136,7 @@ def test_every_picture_is_valid_vega_lite() -> None:
         charts.lines(FRAME, colour="run", colours=colours, log=True, cursor=1.0, **named),
         charts.histogram(bins, title="return", unit="sum of rewards"),
         charts.intervals(INTERVALS, x_title="return", colours=colours),
+        charts.bands(BANDS, colours=colours, log=True, **TITLES),
         charts.bars(FRAME, **named),
         charts.dots(FRAME, **named),
     ):

@@ -41,6 +41,12 @@ def test_lines_and_marks_stand_out_on_both_grounds(colour: str) -> None:
     assert contrast(colour, theme("dark")["backgroundColor"]) >= 3.5
 
 
+@pytest.mark.parametrize("colour", charts.RUN_PALETTE)
+def test_lines_of_runs_are_seen_on_both_grounds(colour: str) -> None:
+    for name in ("light", "dark"):
+        assert contrast(colour, theme(name)["backgroundColor"]) >= 3.0
+
+
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_text_is_readable_on_every_ground_of_the_theme(name: str) -> None:
     """Captions are drawn at 60 % of the text colour, in the page and in the sidebar."""

@@ -14,6 +14,7 @@ from stepwell.confidence_intervals import (
     bootstrap_grouped_iqm,
     bootstrap_grouped_mean,
     bootstrap_mean,
+    bootstrap_mean_curve,
     iqm,
 )
 from stepwell.messages import Alarm, Evaluation, Run
@@ -265,3 +266,21 @@ def test_a_picture_of_nothing_is_a_picture():
 def test_the_documented_query_is_the_one_that_the_dashboard_shows():
     text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
     assert comparison.TABLE_SQL.replace("NAME", "compare-hopper", 1) in text
+
+
+def test_the_interval_of_a_mean_curve_is_over_whole_curves() -> None:
+    curves = np.array(
+        [[0.0, 1.0, 5.0, np.nan], [2.0, 3.0, np.nan, np.nan], [4.0, 5.0, 7.0, np.nan]]
+    )
+    mean, low, high = bootstrap_mean_curve(curves)
+    assert mean[:3] == pytest.approx([2.0, 3.0, 6.0])
+    # The same seeds are drawn at each point, so two points that differ by 1 do so in all three.
+    assert (low[1], high[1]) == pytest.approx((low[0] + 1, high[0] + 1))
+    assert low[0] < mean[0] < high[0] and low[2] >= 5.0 and high[2] <= 7.0
+    assert np.isnan([mean[3], low[3], high[3]]).all()
+    again = bootstrap_mean_curve(curves)
+    assert np.array_equal(again[1], low, equal_nan=True)
+    one = bootstrap_mean_curve(curves[:1])
+    assert one[0][:3] == pytest.approx([0, 1, 5]) and np.array_equal(one[1][:3], one[2][:3])
+    alone = bootstrap_mean(curves[:, 0])
+    assert (low[0], high[0]) == pytest.approx((alone.low, alone.high), abs=0.3)
