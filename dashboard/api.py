@@ -38,6 +38,7 @@ from stepwell.comparison import (
     read_data_row,
     recipe_rows,
 )
+from stepwell.confidence_intervals import bootstrap_mean_curve
 from stepwell.doctor import Report
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
 from stepwell.leaderboard import Pick, Standing, run_of
@@ -186,6 +187,62 @@ def runs(**filters: Any) -> RunPage:
     for no filter."""
     given = {"brief": True, "limit": PAGE} | {k: v for k, v in filters.items() if v != ""}
     return client().runs_page(**given)
+
+
+def chosen_runs(names: Sequence[str]) -> list[Run]:
+    """Those that exist, with config and newest metrics, in the order of `names`. A run that has
+    ended is not read again."""
+    if not names:
+        return []
+    listed = _named(tuple(names))
+    ended = tuple((r.name, r.heartbeat_at) for r in listed if not r.alive)
+    live = tuple(r.name for r in listed if r.alive)
+    found = {r.name: r for r in [*_ended(ended), *_live(live)]}
+    return [found[name] for name in dict.fromkeys(names) if name in found]
+
+
+@read(3)
+def _named(names: tuple[str, ...]) -> list[Run]:
+    return client().runs_page(names=names, brief=True).items
+
+
+@read(600, entries=50)
+def _ended(heard: tuple[tuple[str, float], ...]) -> list[Run]:
+    """Runs by name and last heartbeat: a run that was resumed or changed is read again."""
+    return client().runs_page(names=[name for name, _ in heard]).items if heard else []
+
+
+@read(3)
+def _live(names: tuple[str, ...]) -> list[Run]:
+    return client().runs_page(names=names).items if names else []
+
+
+@read(60)
+def configs(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Name → its config, with one key per setting, such as "agent.gamma"."""
+    # No metric has an empty key, so none is read.
+    found = client().runs_page(names=names, keys=[""]).items if names else []
+    return {run.name: flat(run.config) for run in found}
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config with one key per setting. Lists and empty tables are values."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def mean_curve(curves: Any) -> tuple[Any, Any, Any]:
+    """Mean of curves [n, points], and the bounds of its 95 % interval over whole curves."""
+    return bootstrap_mean_curve(curves)
+
+
+SEED_NAMES = frozenset(board.NAMES)
+"""Settings in which training seeds of one experiment may differ."""
 
 
 @read(60)
@@ -497,6 +554,15 @@ def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
     """Apply the same change to each trajectory; stops at the first error."""
     for trajectory_id in ids:
         client().patch_trajectory(trajectory_id, **fields)
+
+
+def tag_runs(names: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
+    """Add and remove tags of each run; stops at the first error."""
+    for name in names:
+        tags = client().run(name).tags
+        changed = [tag for tag in dict.fromkeys([*tags, *add]) if tag not in remove]
+        if changed != tags:
+            client().patch_run(name, tags=changed)
 
 
 def npz(trajectory: Trajectory) -> bytes:

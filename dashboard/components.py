@@ -7,6 +7,7 @@ empty. Text from users (names, notes, logs) is never rendered as HTML.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -270,6 +271,14 @@ def table(
         options |= {"on_select": "rerun", "selection_mode": select}
         event: Any = st.dataframe(frame, key=key, **options)
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
+    export(frame, key, sql=sql, dataset=dataset)
+    return chosen
+
+
+def export(
+    frame: pd.DataFrame, key: str, *, sql: str | None = None, dataset: str | None = None
+) -> None:
+    """What stands below a table: its CSV, its number of rows and its SQL."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.download_button(
             "CSV",
@@ -284,7 +293,6 @@ def table(
         st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}")
     if sql is not None:
         sql_note(sql, dataset=dataset)
-    return chosen
 
 
 def numbers(items: Sequence[tuple[str, str, str]]) -> None:
@@ -351,6 +359,11 @@ def confirm_delete(what: str, name: str, key: str, action: Callable[[], None]) -
                 return False
             return attempt(action, f"{what} {name} deleted")
     return False
+
+
+def digest(names: Sequence[str]) -> str:
+    """A short key of a list of names, for the state of a table with these rows."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
 
 
 def tags_of(text: str) -> list[str]:

@@ -1,0 +1,199 @@
+"""Curves of the selected runs, in sections by the first part of a metric's key. Each run has a
+line, or each group of runs the mean of its runs and the interval of that mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, charts, components, formatting
+from dashboard.views import runs_config
+
+METRICS_SQL = (
+    "SELECT run, key, step, time, value FROM metrics\nWHERE run IN ({runs}) ORDER BY run, key, step"
+)
+AXES = {"step": "step (updates or episodes)", "time": "time since its start (minutes)"}
+COUNTS = ("epoch", "epochs", "env_steps", "environment_steps", "inserted_steps", "frames")
+"""Last parts of the keys of metrics that can be the horizontal axis."""
+CURVES = "_curves"
+PER_SECTION = 12
+"""Number of curves drawn per section at a time."""
+OPEN = 10
+"""Number of curves in sections that are expanded initially."""
+GRID = 150
+"""Points of a mean: runs rarely have points at the same place."""
+EACH = ""
+"""No groups: a line per run."""
+
+
+def controls(runs: list[Any]) -> None:
+    keys = sorted({key for run in runs for key in run.latest_steps})
+    axes = [*AXES, *(key for key in keys if key.rsplit("/", 1)[-1] in COUNTS)]
+    _known("x", axes)
+    configs = {run.name: api.flat(run.config) for run in runs}
+    settings = runs_config.differing(configs)
+    by = [EACH, runs_config.SEEDS, *settings]
+    _known("group", by)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.selectbox("Across", axes, key="x", bind="query-params", width=180)
+        st.selectbox(
+            "Mean over runs with equal", by, key="group", bind="query-params", width=220,
+            format_func=lambda key: key or "(a line per run)",
+            help="The settings in which the selected runs differ. The band is the 95 % interval of "
+            "the mean, by a bootstrap over runs",
+        )  # fmt: skip
+        st.text_input("Metric contains", key="metric", bind="query-params", width=180)
+        st.slider("Smoothing", 0.0, 0.99, 0.0, 0.01, key="smooth", bind="query-params", width=180)
+        st.toggle("Log scale", key="log", bind="query-params")
+
+
+def _known(key: str, options: list[str]) -> None:
+    """Forget a choice that other runs do not have."""
+    if st.session_state.get(key, options[0]) not in options:
+        st.session_state.pop(key)
+
+
+def draw(runs: list[Any], colours: dict[str, str]) -> None:
+    """Metrics in sections by the part of their key before the first slash, as W&B users know."""
+    words = (st.session_state.get("metric") or "").strip().lower()
+    every = sorted({key for run in runs for key in run.latest_steps})
+    keys = [key for key in every if words in key.lower()]
+    if not every:
+        components.empty("These runs have reported no metric yet.")
+    elif not keys:
+        components.empty(f"None of {len(every):,} metrics has such a name.")
+    store: api.Curves = st.session_state.setdefault(CURVES, api.Curves())
+    store.keep(runs)
+    drawn = 0
+    for section, members in _sections(keys):
+        # Expand the most used sections; the others are collapsed to keep the page short.
+        size = min(len(members), PER_SECTION)
+        folder = st.expander(
+            f"{section} ({len(members)})", expanded=not drawn or drawn + size <= OPEN,
+            key=f"section_{section}", on_change="rerun",
+        )  # fmt: skip
+        drawn += size
+        with folder:
+            # A collapsed section makes no request and draws no chart.
+            if folder.open:
+                _section(section, members, runs, store, colours)
+    names = ", ".join(formatting.literal(run.name) for run in runs)
+    components.sql_note(METRICS_SQL.format(runs=names))
+
+
+def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        section = key.split("/", 1)[0] if "/" in key else "general"
+        found.setdefault(section, []).append(key)
+    # A lone curve needs no section of its own.
+    lone = [members.pop() for members in found.values() if len(members) == 1]
+    if lone:
+        found["general"] = sorted([*found.get("general", []), *lone])
+    return [(name, found[name]) for name in sorted(found, key=_interest) if found[name]]
+
+
+def _interest(section: str) -> tuple[int, str]:
+    """Sort key: scores first, then losses, then other sections."""
+    for rank, word in enumerate(("evaluation", "estimate", "return", "loss", "general")):
+        if word in section.lower():
+            return rank, section
+    return 9, section
+
+
+def _section(
+    name: str, members: list[str], runs: list[Any], store: api.Curves, colours: dict[str, str]
+) -> None:
+    pages = -(-len(members) // PER_SECTION)
+    key = f"section_page_{name}"
+    if st.session_state.get(key, 1) > pages:
+        st.session_state[key] = 1
+    number = st.pagination(pages, key=key) if pages > 1 else 1
+    shown = members[(number - 1) * PER_SECTION :][:PER_SECTION]
+    axis = st.session_state.get("x") or "step"
+    wanted = shown if axis in AXES or axis in shown else [*shown, axis]
+    series = {run.name: store.get(run, wanted) for run in runs}
+    by = st.session_state.get("group") or EACH
+    groups = runs_config.groups(runs, by) if by else None
+    grid = st.columns(2, gap="medium")
+    for i, member in enumerate(shown):
+        with grid[i % 2]:
+            st.markdown(f"`{member}`")
+            lines = {name: line(found, member, axis) for name, found in series.items()}
+            lines = {name: one for name, one in lines.items() if len(one)}
+            if not lines:
+                st.caption("no finite value yet")
+                continue
+            st.vega_lite_chart(*_chart(member, lines, axis, groups, colours), key=f"curve_{member}")
+
+
+def _chart(
+    key: str,
+    lines: dict[str, pd.DataFrame],
+    axis: str,
+    groups: dict[str, list[str]] | None,
+    colours: dict[str, str],
+) -> charts.Chart:
+    style: dict[str, Any] = {
+        "x_title": AXES.get(axis, axis),
+        "y_title": key.rsplit("/", 1)[-1],
+        "log": bool(st.session_state.get("log", False)),
+        "height": 260,
+    }
+    if groups is None:
+        data = pd.concat([one.assign(run=name) for name, one in lines.items()], ignore_index=True)
+        mine = {name: colours[name] for name in lines}
+        return charts.lines(data, x="x", y="value", colour="run", colours=mine, **style)
+    parts, mine = [], {}
+    for label, names in groups.items():
+        members = [lines[name] for name in names if name in lines]
+        if members:
+            parts.append(fold(members).assign(group=label))
+            # A group has the colour of its first run, which no other group can have.
+            mine[label] = colours[names[0]]
+    return charts.bands(pd.concat(parts, ignore_index=True), colours=mine, **style)
+
+
+def line(found: dict[str, Any], key: str, axis: str) -> pd.DataFrame:
+    """Columns x and value of one metric of one run, smoothed, without values that are not finite.
+
+    Across another metric, x is that metric's value at the same step, between its points by
+    straight lines.
+    """
+    one = found.get(key)
+    if one is None:
+        return pd.DataFrame({"x": [], "value": []})
+    if axis == "time":
+        x = (one.times - one.times[0]) / 60
+    elif axis == "step":
+        x = one.steps
+    elif axis in found:
+        other = found[axis]
+        known = np.isfinite(other.values)
+        if not known.any():
+            return pd.DataFrame({"x": [], "value": []})
+        x = np.interp(one.steps, other.steps[known], other.values[known], left=np.nan, right=np.nan)
+    else:
+        return pd.DataFrame({"x": [], "value": []})
+    weight = float(st.session_state.get("smooth", 0.0))
+    values = charts.smooth(pd.Series(one.values), weight)
+    return pd.DataFrame({"x": x, "value": values}).dropna()
+
+
+def fold(lines: list[pd.DataFrame]) -> pd.DataFrame:
+    """The mean of lines, at places between the first and the last point of any: columns x, value,
+    low, high and n, the number of lines there."""
+    places = np.unique(np.concatenate([one["x"].to_numpy(float) for one in lines]))
+    if len(places) > GRID:
+        places = np.linspace(places[0], places[-1], GRID)
+    rows = []
+    for one in lines:
+        order = one.sort_values("x")
+        x, y = order["x"].to_numpy(float), order["value"].to_numpy(float)
+        rows.append(np.interp(places, x, y, left=np.nan, right=np.nan))
+    mean, low, high = api.mean_curve(rows)
+    n = np.isfinite(rows).sum(0)
+    return pd.DataFrame({"x": places, "value": mean, "low": low, "high": high, "n": n}).dropna()

@@ -1,0 +1,295 @@
+"""The page of runs: a table that sorts, a selection that is in the address, curves with intervals,
+configs that differ, tags of many runs at once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import api
+from dashboard.components import digest
+from dashboard.views import runs_config, runs_curves
+from stepwell import Client
+from stepwell.messages import MetricPoint
+
+Page = Callable[..., AppTest]
+
+
+def point(key: str, step: int, value: float) -> MetricPoint:
+    return MetricPoint(key=key, step=step, value=value, time=1000.0 + 60 * step)
+
+
+@pytest.fixture
+def runs(client: Client, name: str) -> list[str]:
+    """Two learning rates of two seeds each, in order of creation; the last one is running."""
+    names = []
+    for lr, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)):
+        run = f"{name}-{lr}-{seed}"
+        config = {"agent": {"lr": lr, "layers": [1, 2]}, "seed": seed, "run": run}
+        client.create_run(run, "train", config=config, seed=seed)
+        points = [point("loss/all", step, lr + seed + step) for step in range(3)]
+        points += [point("data/epoch", step, step / 2) for step in range(3)]
+        client.log_metrics(run, points)
+        names.append(run)
+    for run in names[:-1]:
+        client.patch_run(run, status="finished")
+    progress = {"updates": 25.0, "total": 100.0, "updates_per_second": 0.5}
+    client.log_metrics(names[-1], [point(f"progress/{k}", 2, v) for k, v in progress.items()])
+    return names
+
+
+def check(page: AppTest) -> None:
+    assert [e.message for e in page.exception] == []
+    assert [e.value for e in page.error] == []
+
+
+def table(page: AppTest) -> pd.DataFrame:
+    return page.dataframe[0].value.set_index("run")
+
+
+def address(page: AppTest) -> list[str]:
+    """The selection: AppTest has one value as text, and several as a list."""
+    asked = page.query_params["run"]
+    return asked if isinstance(asked, list) else [asked]
+
+
+def click(page: AppTest, *rows: int) -> None:
+    """What the browser sends when the boxes of these rows, and no others, are marked."""
+    names = page.dataframe[0].value["run"].tolist()
+    page.session_state[f"runs_{digest(names)}"] = {"selection": {"rows": list(rows)}}
+    page.run()
+    check(page)
+
+
+def test_rows_that_are_marked_are_in_the_address(
+    service, runs: list[str], name: str, page: Page
+) -> None:
+    drawn = page("runs", service.url, search=name)
+    check(drawn)
+    newest = runs[::-1]
+    assert drawn.dataframe[0].value["run"].tolist() == newest
+    assert drawn.dataframe[0].value["●"].tolist() == ["●", "●", "●", ""], "newest trainers at first"
+    click(drawn, 1)
+    assert address(drawn) == [newest[1]]
+    click(drawn, 1, 3)
+    assert address(drawn) == [newest[1], newest[3]], "in order of selection"
+    assert drawn.dataframe[0].value["●"].tolist() == ["", "●", "", "●"]
+    # Those selected elsewhere stay selected.
+    drawn.text_input(key="search").set_value(newest[0]).run()
+    check(drawn)
+    click(drawn, 0)
+    assert address(drawn) == [newest[1], newest[3], newest[0]]
+    drawn.button(key="select_none").click().run()
+    check(drawn)
+    assert drawn.dataframe[0].value["●"].tolist() == [""]
+    linked = page("runs", service.url, search=name, run="")
+    check(linked)
+    assert linked.dataframe[0].value["●"].tolist() == [""] * 4
+
+
+def test_a_run_that_comes_moves_no_selection(
+    service, client: Client, runs: list[str], name: str, page: Page
+) -> None:
+    """Streamlit selects positions; a newer row would push another run into the place."""
+    drawn = page("runs", service.url, search=name)
+    click(drawn, 0)
+    client.create_run(f"{name}-newer", "train")
+    api.refresh()
+    drawn.run()
+    check(drawn)
+    assert address(drawn) == [runs[-1]]
+    assert drawn.dataframe[0].value["●"].tolist() == ["", "●", "", "", ""]
+
+
+def test_times_numbers_progress_and_end_sort_as_what_they_are(
+    service, runs: list[str], name: str, page: Page
+) -> None:
+    drawn = page("runs", service.url, search=name)
+    frame = table(drawn)
+    for column in ("started", "heartbeat", "ends"):
+        assert isinstance(frame[column].dtype, pd.DatetimeTZDtype), column
+    assert pd.api.types.is_numeric_dtype(frame["seed"])
+    assert frame["progress"].iloc[0] == pytest.approx(0.25)
+    assert frame["progress"].isna().tolist() == [False, True, True, True]
+    left = (frame["ends"].iloc[0] - pd.Timestamp.now("UTC")).total_seconds()
+    assert 60 < left < 170, "75 updates at 0.5 per second"
+    assert frame["ends"].isna().tolist() == [False, True, True, True]
+
+
+def test_columns_of_metrics_and_settings_are_in_the_address(
+    service, client: Client, runs: list[str], name: str, page: Page
+) -> None:
+    shown = {"metrics": "loss/all", "settings": "agent.lr"}
+    drawn = page("runs", service.url, search=name, **shown)
+    check(drawn)
+    frame = table(drawn)
+    assert frame["loss/all "].tolist() == pytest.approx([3.2, 2.2, 3.1, 2.1])
+    assert frame["config agent.lr"].tolist() == [0.2, 0.2, 0.1, 0.1]
+    (sql,) = [code.value for code in drawn.code if "map(" in code.value]
+    newest = dict(client.sql(sql).to_pandas().set_index("name")["newest"].loc[runs[0]])
+    assert newest == {"loss/all": pytest.approx(2.1)}
+    assert "loss/all" in drawn.multiselect(key="metrics").options
+    assert {"agent.lr", "agent.layers", "seed"} <= set(drawn.multiselect(key="settings").options)
+    drawn.multiselect(key="settings").set_value(["agent.layers"]).run()
+    check(drawn)
+    assert table(drawn)["config agent.layers"].tolist() == ["[1, 2]"] * 4
+
+
+def test_archived_runs_are_shown_if_asked_for(
+    service, client: Client, runs: list[str], name: str, page: Page
+) -> None:
+    client.patch_run(runs[2], tags=["keep"])
+    drawn = page("runs", service.url, search=name)
+    click(drawn, 0, 1)
+    drawn.button(key="archive").click().run()
+    check(drawn)
+    assert [client.run(run).tags for run in runs] == [[], [], ["keep", "archived"], ["archived"]]
+    assert drawn.dataframe[0].value["run"].tolist() == [runs[1], runs[0]]
+    drawn.toggle(key="archived").set_value(True).run()
+    check(drawn)
+    assert drawn.dataframe[0].value["run"].tolist() == runs[::-1]
+    drawn.button(key="unarchive").click().run()
+    check(drawn)
+    assert [client.run(run).tags for run in runs] == [[], [], ["keep"], []]
+
+
+def test_tags_of_all_selected_runs_are_changed_at_once(
+    service, client: Client, runs: list[str], name: str, page: Page
+) -> None:
+    client.patch_run(runs[2], tags=["old", "keep"])
+    drawn = page("runs", service.url, search=name)
+    click(drawn, 0, 1)
+    drawn.text_input(key="tags_add").set_value("good, new")
+    drawn.text_input(key="tags_remove").set_value("old")
+    drawn.button(key="tags_go").click().run()
+    check(drawn)
+    assert [client.run(run).tags for run in runs] == [
+        [], [], ["keep", "good", "new"], ["good", "new"],
+    ]  # fmt: skip
+
+
+def test_settings_that_differ_stand_side_by_side(
+    service, runs: list[str], name: str, page: Page
+) -> None:
+    drawn = page("runs", service.url, search=name, part="Config", run=runs[0])
+    check(drawn)
+    drawn.query_params["run"] = [runs[0], runs[2]]
+    drawn.run()
+    check(drawn)
+    frame = drawn.dataframe[-1].value
+    assert frame["setting"].tolist() == ["agent.lr", "run"]
+    assert frame[runs[0]].tolist() == ["0.1", runs[0]]
+    assert frame[runs[2]].tolist() == ["0.2", runs[2]]
+    drawn.toggle(key="config_all").set_value(True).run()
+    check(drawn)
+    settings = drawn.dataframe[-1].value["setting"].tolist()
+    assert settings == ["agent.layers", "agent.lr", "run", "seed"]
+    drawn.text_input(key="config_search").set_value("nothing like it").run()
+    assert "No setting" in drawn.info[-1].value
+
+
+@pytest.mark.parametrize("group", [runs_config.SEEDS, "agent.lr"])
+def test_seeds_are_folded_to_mean_and_interval(
+    service, runs: list[str], name: str, page: Page, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    monkeypatch.setattr(
+        runs_curves.charts, "bands", lambda data, **how: found.setdefault("it", (data, how)) and {}
+    )
+    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
+    drawn = page("runs", service.url, search=name, group=group, metric="loss/all", run=runs[0])
+    check(drawn)
+    drawn = page("runs", service.url, search=name, metric="loss/all")
+    drawn.button(key="select_all").click().run()
+    drawn.selectbox(key="group").set_value(group).run()
+    check(drawn)
+    found.clear()
+    drawn.run()
+    data, how = found["it"]
+    assert list(how["colours"]) == ["lr = 0.2", "lr = 0.1"]
+    assert len(set(how["colours"].values())) == 2
+    low = data[data["group"] == "lr = 0.1"]
+    assert low["x"].tolist() == [0, 1, 2]
+    assert low["value"].tolist() == pytest.approx([0.6, 1.6, 2.6])
+    assert (low["low"] < low["value"]).all() and (low["high"] > low["value"]).all()
+    assert low["n"].tolist() == [2, 2, 2]
+
+
+def test_runs_of_one_experiment_differ_in_seed_and_names_only() -> None:
+    class Run:
+        def __init__(self, name: str, **config: object) -> None:
+            self.name, self.config = name, config
+
+    runs = [
+        Run("a", seed=0, agent={"lr": 1, "on": True}, run="a"),
+        Run("b", seed=1, agent={"lr": 1, "on": True}, run="b"),
+        Run("c", seed=0, agent={"lr": 1}),
+        Run("d"),
+    ]
+    found = runs_config.groups(runs, runs_config.SEEDS)  # type: ignore[arg-type]
+    assert list(found.values()) == [["a", "b"], ["c"], ["d"]]
+    assert list(found)[1:] == ["lr = 1, on = –", "d"]
+    by_lr = runs_config.groups(runs, "agent.lr")  # type: ignore[arg-type]
+    assert by_lr == {"lr = 1": ["a", "b", "c"], "lr = –": ["d"]}
+
+
+def test_a_mean_is_taken_where_there_are_curves() -> None:
+    short = pd.DataFrame({"x": [0.0, 2.0], "value": [0.0, 2.0]})
+    long = pd.DataFrame({"x": [0.0, 1.0, 4.0], "value": [2.0, 3.0, 6.0]})
+    found = runs_curves.fold([short, long])
+    assert found["x"].tolist() == [0, 1, 2, 4]
+    assert found["value"].tolist() == pytest.approx([1, 2, 3, 6])
+    assert found["n"].tolist() == [2, 2, 2, 1]
+    assert found["low"].iloc[-1] == found["high"].iloc[-1] == pytest.approx(6)
+    steps = np.arange(10_000.0)
+    many = runs_curves.fold([pd.DataFrame({"x": steps, "value": steps})])
+    assert len(many) == runs_curves.GRID
+
+
+def test_the_horizontal_axis_is_any_count_that_the_runs_report(
+    service, client: Client, runs: list[str], page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    found = api.Curves().get(client.run(runs[0]), ["loss/all", "data/epoch"])
+    assert runs_curves.line(found, "loss/all", "step")["x"].tolist() == [0, 1, 2]
+    assert runs_curves.line(found, "loss/all", "time")["x"].tolist() == [0, 1, 2]
+    assert runs_curves.line(found, "loss/all", "data/epoch")["x"].tolist() == [0, 0.5, 1]
+    assert len(runs_curves.line(found, "loss/all", "data/none")) == 0
+    drawn = page("runs", service.url, run=runs[0], x="data/epoch")
+    check(drawn)
+    assert drawn.selectbox(key="x").value == "data/epoch"
+    assert drawn.selectbox(key="x").options == ["step", "time", "data/epoch"]
+    # Another run has no such metric.
+    client.create_run(f"{runs[0]}-bare", "train")
+    client.log_metrics(f"{runs[0]}-bare", [point("loss/all", 1, 1.0)])
+    drawn.query_params["run"] = f"{runs[0]}-bare"
+    drawn.run()
+    check(drawn)
+    assert drawn.selectbox(key="x").value == "step"
+
+
+def test_runs_that_have_ended_are_not_read_again(
+    service, client: Client, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    asked: list[list[str]] = []
+    real = Client.runs_page
+
+    def spied(self: Client, **filters: object):
+        if not filters.get("brief"):
+            asked.append(list(filters["names"]))  # type: ignore[call-overload]
+        return real(self, **filters)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Client, "runs_page", spied)
+    # Which runs are alive is asked each time; the cache would answer for three seconds.
+    monkeypatch.setattr(api, "_named", api._named.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(api, "_live", api._live.__wrapped__)  # type: ignore[attr-defined]
+    assert [r.name for r in api.chosen_runs([*runs, "gone"])] == runs
+    assert [sorted(names) for names in asked] == [runs[:-1], [runs[-1]]]
+    asked.clear()
+    api.chosen_runs(runs)
+    assert asked == [[runs[-1]]]
+    client.patch_run(runs[0], notes="heard of again")
+    assert [r.notes for r in api.chosen_runs(runs)] == ["heard of again", "", "", ""]
