@@ -104,6 +104,7 @@ def lines(
     colours: Mapping[str, str] | None = None,
     height: int = 240,
     log: bool = False,
+    legend: bool = True,
     cursor: float | None = None,
 ) -> Chart:
     """Line(s) of `y` over `x`; a single point is drawn as a mark. `cursor`: a vertical rule."""
@@ -111,7 +112,7 @@ def lines(
     encoding = {
         "x": _number("x", x_title, axis={"grid": False}),
         "y": _number("y", y_title, scale={"type": "symlog"} if log else {"zero": False}),
-        "color": _colour("colour" if colour else None, colours),
+        "color": _colour("colour" if colour else None, colours, legend=legend),
         "tooltip": _tips(named),
     }
     marks: list[dict[str, Any]] = [{"type": "line", "strokeWidth": 1.8}]
@@ -249,7 +250,7 @@ def _colour(
         found["scale"] = {"domain": list(colours), "range": list(colours.values())}
     if legend:
         found["legend"] = {
-            "title": None, "orient": "bottom", "labelLimit": 260, "columns": 3,
+            "title": None, "orient": "bottom", "labelLimit": 150, "columns": 2,
             "symbolOpacity": 1, "symbolType": "stroke", "symbolStrokeWidth": 3,
         }  # fmt: skip
     return found

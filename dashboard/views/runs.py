@@ -19,7 +19,7 @@ MOST_RUNS = 50
 
 @components.view("Runs", "One row per execution; select some to compare them.")
 def show() -> None:
-    found, look, pages = _listed()
+    found, look, pages, bar = _listed()
     if not found.total:
         if any(st.session_state.get(key) for key in ("kind", "status", "search")):
             components.empty("No run matches these filters.")
@@ -41,7 +41,8 @@ def show() -> None:
     def alive() -> bool:
         return any(run.alive for run in api.chosen_runs(chosen))
 
-    runs_table.menus(tuple(run.name for run in found.items), runs)
+    with bar:
+        runs_table.menus(tuple(run.name for run in found.items), runs)
     components.live(
         lambda: _pick(look().items, chosen, colours), lambda: any(r.alive for r in look().items)
     )
@@ -70,17 +71,18 @@ def show() -> None:
             components.guarded(lambda: runs_details.draw(name))
 
 
-def _listed() -> tuple[Any, Any, components.Pages]:
-    """One page of the list by the filters, and the function that reads it."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+def _listed() -> tuple[Any, Any, components.Pages, Any]:
+    """One page of the list by the filters, the function that reads it, and the bar of filters."""
+    bar = st.container(horizontal=True, vertical_alignment="bottom")
+    with bar:
         text = st.text_input("Name or tag contains", key="search", bind="query-params")
         kind = st.selectbox(
-            "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params",
+            "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params", width=120,
             format_func=lambda k: k or "all",
         )  # fmt: skip
         status = st.selectbox(
             "Status", ["", "running", "silent", "finished", "stopped", "failed"], key="status",
-            bind="query-params", format_func=lambda s: s or "all",
+            bind="query-params", width=120, format_func=lambda s: s or "all",
             help="silent: running, but no heartbeat for 45 s",
         )  # fmt: skip
         archived = st.toggle("Archived too", key="archived", bind="query-params")
@@ -98,7 +100,7 @@ def _listed() -> tuple[Any, Any, components.Pages]:
     def look() -> Any:
         return api.runs(**filters, keys=runs_table.keys())
 
-    return look(), look, pages
+    return look(), look, pages, bar
 
 
 # --- the selection --------------------------------------------------------------------------------

@@ -16,8 +16,11 @@ ABSENT = "–"
 
 
 def draw(runs: list[Any]) -> None:
-    every = st.toggle("Equal settings too", key="config_all", bind="query-params")
-    words = st.text_input("Setting contains", key="config_search", bind="query-params")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        words = st.text_input(
+            "Setting contains", key="config_search", bind="query-params", width=260
+        )
+        every = st.toggle("Equal settings too", key="config_all", bind="query-params")
     configs = {run.name: api.flat(run.config) for run in runs}
     keys = sorted({key for config in configs.values() for key in config})
     shown = [key for key in keys if every or key in differing(configs)]

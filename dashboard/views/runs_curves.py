@@ -25,6 +25,7 @@ OPEN = 10
 """Number of curves in sections that are expanded initially."""
 GRID = 150
 """Points of a mean: runs rarely have points at the same place."""
+MOST_IN_LEGEND = 6
 EACH = ""
 """No groups: a line per run."""
 
@@ -38,15 +39,15 @@ def controls(runs: list[Any]) -> None:
     by = [EACH, runs_config.SEEDS, *settings]
     _known("group", by)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.selectbox("Across", axes, key="x", bind="query-params", width=180)
+        st.selectbox("Across", axes, key="x", bind="query-params", width=150)
         st.selectbox(
-            "Mean over runs with equal", by, key="group", bind="query-params", width=220,
+            "Mean over runs with equal", by, key="group", bind="query-params", width=200,
             format_func=lambda key: key or "(a line per run)",
             help="The settings in which the selected runs differ. The band is the 95 % interval of "
             "the mean, by a bootstrap over runs",
         )  # fmt: skip
-        st.text_input("Metric contains", key="metric", bind="query-params", width=180)
-        st.slider("Smoothing", 0.0, 0.99, 0.0, 0.01, key="smooth", bind="query-params", width=180)
+        st.text_input("Metric contains", key="metric", bind="query-params", width=150)
+        st.slider("Smoothing", 0.0, 0.99, 0.0, 0.01, key="smooth", bind="query-params", width=130)
         st.toggle("Log scale", key="log", bind="query-params")
 
 
@@ -146,7 +147,11 @@ def _chart(
     if groups is None:
         data = pd.concat([one.assign(run=name) for name, one in lines.items()], ignore_index=True)
         mine = {name: colours[name] for name in lines}
-        return charts.lines(data, x="x", y="value", colour="run", colours=mine, **style)
+        # The table above shows the colours too.
+        legend = len(mine) <= MOST_IN_LEGEND
+        return charts.lines(
+            data, x="x", y="value", colour="run", colours=mine, legend=legend, **style
+        )
     parts, mine = [], {}
     for label, names in groups.items():
         members = [lines[name] for name in names if name in lines]

@@ -13,6 +13,7 @@ from dashboard import api, components, formatting
 
 DONE, TOTAL, RATE = "progress/updates", "progress/total", "progress/updates_per_second"
 MOST_COLUMNS = 20
+MARK = "⬤"
 SQL = (
     "SELECT r.*, (SELECT count(*) FROM policies p WHERE p.run = r.name) AS policies\n"
     "FROM runs r ORDER BY created_at DESC"
@@ -24,9 +25,11 @@ METRIC_SQL = (
     "    WHERE key IN ({keys}) GROUP BY run, key)\n"
     "  GROUP BY run) m ON m.run = r.name\nORDER BY r.created_at DESC"
 )
+SPARSE = ("alarms", "tags", "notes", "commit", "snapshots")
 COLUMNS = {
-    "●": st.column_config.TextColumn("", width=28, help="Its colour in the charts", pinned=True),
-    "run": st.column_config.TextColumn(pinned=True, width=190),
+    # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
+    MARK: st.column_config.TextColumn("", width=34, help="Its colour in the charts"),
+    "run": st.column_config.TextColumn(width=200),
     "progress": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
     "ends": st.column_config.DatetimeColumn(
         format="distance", help="By its updates per second, if it is running"
@@ -74,11 +77,16 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
     names = tuple(run.name for run in runs)
     metrics, settings = _shown("metrics"), _shown("settings")
     frame = table(runs, metrics, settings, api.configs(names) if settings else {})
-    frame.insert(0, "●", ["●" if name in colours else "" for name in names])
+    frame.insert(0, MARK, [MARK if name in colours else "" for name in names])
     paint = [f"color: {colours[name]}" if name in colours else "" for name in names]
+    added = {f"{key} ": st.column_config.NumberColumn(key, format="%.5g") for key in metrics}
+    for key in settings:
+        name = f"config {key}"
+        if pd.api.types.is_numeric_dtype(frame[name]):
+            added[name] = st.column_config.NumberColumn(format="%.5g")
     st.dataframe(
-        frame.style.apply(lambda _: paint, subset=["●"]),
-        key=key, hide_index=True, column_config=COLUMNS, placeholder="",
+        frame.style.apply(lambda _: paint, subset=[MARK]),
+        key=key, hide_index=True, column_config=COLUMNS | added, placeholder="",
         height=min(390, 38 + 35 * len(frame)),
         on_select="rerun", selection_mode="multi-row",
         selection_default={"selection": {"rows": rows}},
@@ -86,7 +94,7 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
     sql = SQL
     if metrics:
         sql = METRIC_SQL.format(keys=", ".join(map(formatting.literal, metrics)))
-    components.export(frame.drop(columns="●"), "runs", sql=sql)
+    components.export(frame.drop(columns=MARK), "runs", sql=sql)
 
 
 def table(
@@ -131,7 +139,9 @@ def table(
         frame = frame.drop(columns=["progress", "ends"])
     elif not frame["ends"].notna().any():
         frame = frame.drop(columns="ends")
-    return frame
+    # A column that says nothing is left out.
+    empty = [name for name in SPARSE if not frame[name].map(bool).any()]
+    return frame.drop(columns=empty)
 
 
 def _ends(run: Any) -> float | None:

@@ -70,12 +70,12 @@ def test_rows_that_are_marked_are_in_the_address(
     check(drawn)
     newest = runs[::-1]
     assert drawn.dataframe[0].value["run"].tolist() == newest
-    assert drawn.dataframe[0].value["●"].tolist() == ["●", "●", "●", ""], "newest trainers at first"
+    assert drawn.dataframe[0].value["⬤"].tolist() == ["⬤", "⬤", "⬤", ""], "newest trainers at first"
     click(drawn, 1)
     assert address(drawn) == [newest[1]]
     click(drawn, 1, 3)
     assert address(drawn) == [newest[1], newest[3]], "in order of selection"
-    assert drawn.dataframe[0].value["●"].tolist() == ["", "●", "", "●"]
+    assert drawn.dataframe[0].value["⬤"].tolist() == ["", "⬤", "", "⬤"]
     # Those selected elsewhere stay selected.
     drawn.text_input(key="search").set_value(newest[0]).run()
     check(drawn)
@@ -83,10 +83,10 @@ def test_rows_that_are_marked_are_in_the_address(
     assert address(drawn) == [newest[1], newest[3], newest[0]]
     drawn.button(key="select_none").click().run()
     check(drawn)
-    assert drawn.dataframe[0].value["●"].tolist() == [""]
+    assert drawn.dataframe[0].value["⬤"].tolist() == [""]
     linked = page("runs", service.url, search=name, run="")
     check(linked)
-    assert linked.dataframe[0].value["●"].tolist() == [""] * 4
+    assert linked.dataframe[0].value["⬤"].tolist() == [""] * 4
 
 
 def test_a_run_that_comes_moves_no_selection(
@@ -100,7 +100,7 @@ def test_a_run_that_comes_moves_no_selection(
     drawn.run()
     check(drawn)
     assert address(drawn) == [runs[-1]]
-    assert drawn.dataframe[0].value["●"].tolist() == ["", "●", "", "", ""]
+    assert drawn.dataframe[0].value["⬤"].tolist() == ["", "⬤", "", "", ""]
 
 
 def test_times_numbers_progress_and_end_sort_as_what_they_are(
