@@ -8,21 +8,35 @@ Nothing is downloaded: every check is a query, run by the service.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from stepwell._doctor import step_checks, trajectory_checks
-from stepwell._doctor.check import Check, Severity, Subject
+from stepwell._doctor import copies, rewards, step_changes, trajectory_checks, values
+from stepwell._doctor.check import Check, Query, Severity, Subject
 from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest, ServiceError, ServiceUnreachable
 from stepwell.spaces import EnvSpec
 
-CHECKS = (*trajectory_checks.CHECKS, *step_checks.CHECKS)
+CHECKS = (
+    *trajectory_checks.CHECKS,
+    *copies.CHECKS,
+    *step_changes.CHECKS,
+    *values.CHECKS,
+    *rewards.CHECKS,
+)
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-MOST_STEPS = 5_000_000
-"""Beyond, steps of a part of the trajectories are read."""
+MOST_STEPS = 2_000_000
+MOST_TRAJECTORIES = 20_000
+MOST_VALUES = 25_000_000
+"""Beyond these, steps of a part of the trajectories are read: with the default memory of the
+service (docs/sql.md) a query cannot join the steps of 100,000 trajectories."""
+FEWEST_STEPS = 20_000
+"""Below, a check is not tried on fewer trajectories."""
 EXAMPLES = 5
 SECONDS = 60.0
 
@@ -79,27 +93,83 @@ def diagnose(
     about = client.dataset(dataset)
     buckets = (about.fifo, about.protected, about.eval)
     steps = sum(bucket.steps for bucket in buckets)
-    one_in = max(1, -(-steps // most_steps))
-    subject = Subject(dataset, EnvSpec.from_json(about.spec), one_in)
     count = sum(bucket.trajectories for bucket in buckets)
+    subject = Subject(dataset, EnvSpec.from_json(about.spec))
+    values = steps * len(subject.numbers())
+    sizes = ((steps, most_steps), (count, MOST_TRAJECTORIES), (values, MOST_VALUES))
+    one_in = max(1, *(-(-size // most) for size, most in sizes))
+    subject = dataclasses.replace(subject, one_in=one_in, row_count=steps // one_in)
+    subject = dataclasses.replace(subject, ordered=_is_ordered(client, subject))
     report = Report(dataset, count, steps, one_in)
     for done, check in enumerate(checks):
         if progress is not None:
             progress(done, len(checks), check.kind)
-        query = check.query(subject)
-        if query is None:
-            continue
         try:
-            found = client.sql(query, dataset=dataset, limit=1_000_000, timeout=SECONDS).rows
+            finding = _examine(client, check, subject)
         except ServiceUnreachable:
             raise
         except (BadRequest, ServiceError) as error:
             report.failed[check.kind] = str(error).splitlines()[0]
             continue
-        if found:
-            report.findings.append(_finding(check, dataset, query, found))
+        if finding is not None:
+            report.findings.append(finding)
     report.findings.sort(key=lambda f: SEVERITIES.index(f.severity))
     return report
+
+
+def _examine(client: Client, check: Check, subject: Subject) -> Finding | None:
+    """The finding of one check, or None."""
+    asked = _ask(client, check.query, subject)
+    if asked is None or not asked.rows:
+        return None
+    finding = _finding(check, subject.name, asked.query, asked.rows)
+    if asked.part.one_in > subject.one_in:
+        said = f"{finding.message} (of one in {asked.part.one_in} trajectories)"
+        finding = dataclasses.replace(finding, message=said)
+    return finding
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    query: str
+    part: Subject
+    """What the query read."""
+    rows: list[tuple[Any, ...]]
+
+
+def _ask(client: Client, query_of: Query, subject: Subject) -> _Asked | None:
+    """Run a query. If the service has too little memory for it, on ever fewer trajectories: what
+    it takes depends on the data, and on what the worker ran before."""
+    while True:
+        query = query_of(subject)
+        if query is None:
+            return None
+        try:
+            result = client.sql(query, dataset=subject.name, limit=1_000_000, timeout=SECONDS)
+            return _Asked(query, subject, result.rows)
+        except BadRequest as error:
+            few = subject.row_count < FEWEST_STEPS or subject.steps not in query
+            if few or not re.search("(?i)memory", str(error)):
+                raise
+            subject = dataclasses.replace(
+                subject, one_in=4 * subject.one_in, row_count=subject.row_count // 4
+            )
+
+
+def _is_ordered(client: Client, subject: Subject) -> bool:
+    """Whether a row of `steps` follows on the one before it in its trajectory; False also if the
+    service cannot tell."""
+    try:
+        asked = _ask(client, _order, subject)
+    except BadRequest:
+        return False
+    return asked is not None and bool(asked.rows[0][0])
+
+
+def _order(s: Subject) -> str:
+    return f"""select coalesce(bool_and(t = 0 or (id = trajectory_id and before = t - 1)), true)
+from (select trajectory_id, t, lag(trajectory_id) over () as id, lag(t) over () as before
+  from {s.steps})"""
 
 
 def _finding(check: Check, dataset: str, query: str, rows: list[tuple[str | None, str]]) -> Finding:

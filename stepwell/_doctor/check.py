@@ -22,6 +22,11 @@ class Subject:
     spec: EnvSpec
     one_in: int = 1
     """Steps of one in so many trajectories are read."""
+    row_count: int = 0
+    """Steps that are read, about."""
+    ordered: bool = False
+    """Whether `steps` comes trajectory by trajectory, each by t, as the service writes it. Then a
+    query looks back by a row without sorting, which the memory of a query allows for any size."""
 
     @property
     def trajectories(self) -> str:
@@ -33,6 +38,12 @@ class Subject:
         """A FROM item: the steps that are read."""
         where = f" where hash(trajectory_id) % {self.one_in} = 0" if self.one_in > 1 else ""
         return f"(select * from {quoted(self.name)}.steps{where})"
+
+    @property
+    def over(self) -> str:
+        """The window of a trajectory's steps. Values of its first row are not to be used: in
+        ordered steps they look back to the last row of another trajectory."""
+        return "()" if self.ordered else "(partition by trajectory_id order by t)"
 
     def numbers(self) -> list[tuple[str, str]]:
         """(name, SQL of a DOUBLE) of single numbers of an observation; images have none."""
@@ -56,6 +67,17 @@ class Subject:
         return [(key, f"action.{quoted(key)}", space) for key, space in self.spec.actions.items()]
 
 
+def changes(s: Subject) -> str:
+    """A FROM item: steps with |change| since the one before of each number, as d1, d2 …; without
+    first steps."""
+    columns = ", ".join(
+        f"abs({sql} - lag({sql}) over {s.over}) as d{i}"
+        for i, (_, sql) in enumerate(s.numbers(), 1)
+    )
+    return f"""(select * from (
+  select trajectory_id as id, t, is_last, {columns} from {s.steps}) where t > 0)"""
+
+
 Query = Callable[[Subject], str | None]
 """The SQL of a check: rows of (id, what) for each trajectory that is concerned, or one row with
 NULL as id for the whole dataset. None: the check does not apply to these spaces."""
@@ -77,6 +99,12 @@ class Check:
 def literal(text: str) -> str:
     """A SQL string."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def named(conditions: list[tuple[str, str]]) -> str:
+    """SQL of the first name whose condition is true, else NULL."""
+    cases = " ".join(f"when {condition} then {name}" for name, condition in conditions)
+    return f"case {cases} end"
 
 
 def is_blob(space: Space) -> bool:

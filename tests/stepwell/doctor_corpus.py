@@ -127,6 +127,35 @@ def corridor(rng: np.random.Generator) -> Episode:
     return _finished(rows, actions, rewards, terminated=True)
 
 
+def contacts(rng: np.random.Generator) -> Episode:
+    """A ball that bounces: its speed jumps, its place does not; and an angle that wraps."""
+    steps, rows, angle = 60, [], rng.uniform(0, 6)
+    place, speed = rng.uniform(1, 2, 2), rng.uniform(0.04, 0.06, 2)
+    for t in range(steps + 1):
+        speed = speed + [0.0002, -0.0004] + rng.normal(0, 0.0001, 2)
+        if t == 40 and rng.random() < 0.3:
+            speed = speed * [-0.9, -1.0]
+        place, angle = place + speed, (angle + 0.05) % (2 * np.pi)
+        rows.append([*place, *speed, angle])
+    return _finished(
+        np.asarray(rows, np.float32), rng.uniform(-1, 1, (steps, 1)), rng.normal(size=steps),
+        terminated=False,
+    )  # fmt: skip
+
+
+def maze(rng: np.random.Generator) -> Episode:
+    """A corridor of real numbers that a good policy walks: whole episodes repeat by chance."""
+    cue, wrong = float(rng.choice([-1.0, 1.0])), int(rng.integers(0, 40))
+    rows = np.zeros((22, 2), np.float32)
+    rows[0, 1], rows[-1, 0] = cue, 1.0
+    actions = np.zeros(21, np.int64)
+    if wrong < 21:
+        actions[wrong] = rng.integers(1, 3)
+    rewards = np.zeros(21)
+    rewards[-1] = float(actions[-1] == 0)
+    return _finished(rows, actions, rewards, terminated=True)
+
+
 def attempts(rng: np.random.Generator) -> Episode:
     """Several attempts in one episode: the point is set back to its start every ten steps."""
     parts = [np.cumsum(rng.normal(0, 0.1, (10, 2)), axis=0) for _ in range(4)]
@@ -146,6 +175,8 @@ CLEAN: dict[str, tuple[Callable[[np.random.Generator], Episode], EnvSpec]] = {
         EnvSpec.of({"point": Box((3,)), "goal": Box((2,))}, Box((2,), low=-1.0, high=1.0)),
     ),
     "corridor": (corridor, EnvSpec.of(Box((3,)), Discrete(3))),
+    "contacts": (contacts, EnvSpec.of(Box((5,)), Box((1,), low=-1.0, high=1.0))),
+    "maze": (maze, EnvSpec.of(Box((2,)), Discrete(3))),
     "attempts": (attempts, EnvSpec.of(Box((2,)), Discrete(2))),
 }
 EPISODES = 40
@@ -248,6 +279,17 @@ def copy(target: int, source: int, steps: int | None = None) -> Callable[[list[E
     return change
 
 
+def borrow(target: int, source: int) -> Callable[[list[Episode]], Wrong]:
+    """One episode has the steps 5 … 30 of another one, in another place."""
+
+    def change(episodes: list[Episode]) -> Wrong:
+        _vector(episodes[target])[8:33] = _vector(episodes[source])[5:30]
+        episodes[target]["actions"][8:33] = episodes[source]["actions"][5:30]
+        return [target]
+
+    return change
+
+
 def shorten(steps: int, *wrong: int) -> Callable[[list[Episode]], Wrong]:
     def change(episodes: list[Episode]) -> Wrong:
         for i in wrong:
@@ -329,6 +371,7 @@ PLANTS = [
     Plant("duplicate", "goals", "the last, a dict", copy(LAST, 5)),
     Plant("near_duplicate", "pendulum", "one", copy(MIDDLE, 10, 15)),
     Plant("near_duplicate", "cart", "discrete actions", copy(LAST, 8, 11)),
+    Plant("near_duplicate", "pendulum", "most steps, shifted by three", borrow(MIDDLE, 10)),
     Plant("content_leak", "lander", "one", copy(MIDDLE, 2)),
     Plant("content_leak", "images", "images", copy(LAST, 0)),
     Plant("seed_leak", "pendulum", "one", each(MIDDLE, seed=1001)),

@@ -1,0 +1,146 @@
+"""Checks between two steps: jumps, standing still, and the last observation."""
+
+from __future__ import annotations
+
+from stepwell._doctor.check import Check, Subject, changes, literal, named
+
+EPISODE = 20
+"""Steps below which an episode that stands still says little."""
+FAR = 4.0
+"""A jump, in units of a great change: the 99th percentile, in large data the 99.9th."""
+
+
+def _constant_episode(s: Subject) -> str | None:
+    if not s.has_floats():
+        return None
+    return f"""with e as (
+  select trajectory_id as id, min(hash(obs)) = max(hash(obs)) as still, count(*) as rows
+  from {s.steps} group by all)
+select id, rows || ' observations' as what from e
+where still and rows > {EPISODE // 2}
+  and (select avg(still::int) from e) < 0.2"""
+
+
+def _stuck_number(s: Subject) -> str | None:
+    numbers = s.numbers()
+    if len(numbers) < 2:
+        return None
+    each = range(1, len(numbers) + 1)
+    moves = ", ".join(f"avg((d{i} > 0)::int) as m{i}" for i in each)
+    usual = ", ".join(f"avg(m{i}) as u{i}, avg((m{i} = 0)::int) as s{i}" for i in each)
+    conditions = [
+        (literal(name), f"m{i} = 0 and u{i} > 0.8 and s{i} < 0.05 + 1 / u.n")
+        for i, (name, _) in enumerate(numbers, 1)
+    ]
+    moving = " + ".join(f"m{i}" for i in each)
+    return f"""with e as (
+  select id, {moves} from {changes(s)} group by id having count(*) > {EPISODE}),
+u as (select count(*) as n, {usual} from e),
+w as (select id, {named(conditions)} as what from e, u where n >= 10 and {moving} > 0)
+select id, what from w where what is not null"""
+
+
+# --- jumps ----------------------------------------------------------------------------------------
+
+
+def _jumps(s: Subject, where: str) -> str | None:
+    """Steps in which most numbers change more than they nearly ever do, and one of them far more,
+    in few trajectories. A collision changes speeds only, an angle that wraps only itself; the
+    state of another episode changes nearly everything."""
+    numbers = s.numbers()
+    if not numbers:
+        return None
+    each = range(1, len(numbers) + 1)
+    at = 1 - min(0.01, max(0.001, 20 / max(s.row_count, 1)))
+    great = ", ".join(f"nullif(approx_quantile(d{i}, {at}), 0) as q{i}" for i in each)
+    moving = " + ".join(f"(q{i} is not null)::int" for i in each)
+    wild = " + ".join(f"coalesce((d{i} > 1.001 * q{i})::int, 0)" for i in each)
+    far = ", ".join(f"coalesce(d{i} / q{i}, 0)" for i in each)
+    return f"""with q as (select count(*) as n, {great} from {changes(s)}),
+j as (
+  select id, t, is_last, list_max([{far}]) as jump from {changes(s)}, q
+  where n >= 200 and {moving} > 0 and 2 * ({wild}) > {moving})
+select id, 'step ' || arg_max(t, jump) || ': ' || round(max(jump), 1)
+  || ' times a great change' as what
+from j where {where} and jump > {FAR}
+  and {s.one_in} * (select count(distinct id) from j where jump > {FAR / 2})
+    < 0.06 * (select count(*) from {s.trajectories})
+group by id"""
+
+
+def _teleport(s: Subject) -> str | None:
+    return _jumps(s, "not is_last")
+
+
+def _final_jump(s: Subject) -> str | None:
+    return _jumps(s, "is_last")
+
+
+# --- the last observation -------------------------------------------------------------------------
+
+
+def _last_is_next_first(s: Subject) -> str | None:
+    if not s.has_floats():
+        return None
+    return f"""with e as (
+  select seq, id, any_value(hash(obs)) filter (t = 0) as first,
+    any_value(hash(obs)) filter (is_last) as last
+  from {s.steps} x join {s.trajectories} t on t.id = x.trajectory_id group by all),
+n as (select *, lead(first) over (order by seq) as following from e)
+select id, '' as what from n where last = following
+  and (select count(distinct first) from e) > 0.5 * (select count(*) from e)"""
+
+
+def _pairs(s: Subject) -> str:
+    return f"""with p as not materialized (
+  select trajectory_id as id, t, is_last, hash(obs) = lag(hash(obs)) over {s.over} as same
+  from {s.steps})"""
+
+
+def _last_is_copy(s: Subject) -> str | None:
+    if not s.has_floats():
+        return None
+    return f"""{_pairs(s)}
+select p.id, '' as what from p join {s.trajectories} t on t.id = p.id
+where is_last and same and final_obs_valid and length > 2
+  and (select avg(same::int) from p where not is_last and t > 0) < 0.01"""
+
+
+def _repeated_observation(s: Subject) -> str | None:
+    if not s.has_floats():
+        return None
+    return f"""{_pairs(s)}
+select id, 'step ' || min(t) as what from p
+where same and not is_last and (select avg(same::int) from p where t > 0 and not is_last) < 0.005
+and t > 0 group by id"""
+
+
+def _last_is_zero(s: Subject) -> str | None:
+    numbers = s.numbers()
+    if len(numbers) < 2 or not s.has_floats():
+        return None
+    zero = " and ".join(f"{sql} = 0" for _, sql in numbers)
+    return f"""with z as not materialized (
+  select trajectory_id as id, is_last, {zero} as zero from {s.steps})
+select z.id, '' as what from z join {s.trajectories} t on t.id = z.id
+where is_last and zero and final_obs_valid
+  and (select avg(zero::int) from z where not is_last) < 0.001"""
+
+
+CHECKS = (
+    Check("constant_episode", "warning", "{n} never change their observation ({what})",
+          _constant_episode),
+    Check("stuck_number", "warning", "{n} have a number that never changes, elsewhere it does "
+          "({what})", _stuck_number),
+    Check("teleport", "warning", "{n} have a change within an episode that is far beyond all "
+          "others ({what}): two episodes in one?", _teleport),
+    Check("final_jump", "warning", "{n} have a last observation far from the one before ({what}): "
+          "that of another episode?", _final_jump),
+    Check("last_is_next_first", "error", "{n} end with the first observation of the next "
+          "trajectory", _last_is_next_first),
+    Check("last_is_copy", "warning", "{n} end with a copy of the observation before",
+          _last_is_copy),
+    Check("last_is_zero", "error", "{n} end with an observation of zeros", _last_is_zero),
+    Check("repeated_observation", "warning", "{n} have a step whose observation is that of the "
+          "step before ({what}), which is rare here", _repeated_observation),
+)  # fmt: skip

@@ -1,0 +1,180 @@
+"""Checks of the numbers in observations, infos and actions."""
+
+from __future__ import annotations
+
+from stepwell._doctor.check import Check, Subject, is_blob, literal, named
+from stepwell._sql import quoted
+from stepwell.spaces import Box, Discrete
+
+EPISODE = 20
+"""Steps below which a constant action says little."""
+
+
+def _sentinel(s: Subject) -> str | None:
+    numbers = s.numbers()
+    if not numbers:
+        return None
+    quantiles = ", ".join(
+        f"approx_quantile({sql}, [0.02, 0.5, 0.98]) as q{i}" for i, (_, sql) in enumerate(numbers)
+    )
+    conditions = [
+        (
+            literal(f"{name} = ") + f" || {sql}",
+            f"q{i}[3] > q{i}[1] and abs({sql} - q{i}[2]) > 50 * (q{i}[3] - q{i}[1])",
+        )
+        for i, (name, sql) in enumerate(numbers)
+    ]
+    return f"""with q as (select {quantiles} from {s.steps}),
+w as (select trajectory_id as id, t, {named(conditions)} as what from {s.steps}, q)
+select id, 'step ' || min(t) || ': ' || arg_min(what, t) as what from w
+where what is not null group by id"""
+
+
+def _constant_number(s: Subject) -> str | None:
+    numbers = s.numbers()
+    if not numbers:
+        return None
+    constant = ", ".join(f"min({sql}) = max({sql})" for _, sql in numbers)
+    names = ", ".join(literal(name) for name, _ in numbers)
+    return f"""with c as (select [{constant}] as c, count(*) as n from {s.steps})
+select null as id, string_agg(name, ', ') as what
+from (select unnest(c) as is_constant, unnest([{names}]) as name, n from c)
+where is_constant and n > 50 having count(*) > 0"""
+
+
+def _units(s: Subject) -> str | None:
+    numbers = s.numbers()
+    if len(numbers) < 2:
+        return None
+    spreads = ", ".join(f"stddev_pop({sql})" for _, sql in numbers)
+    return f"""with u as (select unnest([{spreads}]) as spread from {s.steps})
+select null as id, 'from ' || min(spread) || ' to ' || max(spread) as what from u
+where spread > 0 having max(spread) > 1e6 * min(spread)"""
+
+
+def _dark_image(s: Subject) -> str | None:
+    images = [key for key, space in s.spec.observations.items() if is_blob(space)]
+    if not images:
+        return None
+    bright = " or ".join(
+        f"not regexp_full_match(hex(obs.{quoted(key)}), '(0[01])+')" for key in images
+    )
+    return f"""select null as id, 'bytes of 0 and 1' as what from {s.steps}
+where t = 0 having count(*) > 0 and not bool_or({bright})"""
+
+
+def _nan_info(s: Subject) -> str | None:
+    floats = [
+        (key, space)
+        for key, space in s.spec.infos.items()
+        if isinstance(space, Box) and space.dtype.startswith("float")
+    ]
+    if not floats:
+        return None
+    parts = []
+    for key, space in floats:
+        column = f"info.{quoted(key)}"
+        if space.shape == ():
+            parts.append(f"isnan({column}) or isinf({column})")
+        else:
+            parts.append(f"len(list_filter({column}::double[], lambda x: not isfinite(x))) > 0")
+    return f"""select trajectory_id as id, 'step ' || min(t) as what from {s.steps}
+where {" or ".join(parts)} group by all"""
+
+
+def _outside(s: Subject) -> str | None:
+    parts = []
+    for _, sql, space in s.actions():
+        if not isinstance(space, Box) or is_blob(space) or not isinstance(space.low, float | int):
+            continue
+        if not isinstance(space.high, float | int):
+            continue
+        low, high = float(space.low), float(space.high)
+        margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
+        for value in _action_numbers(sql, space):
+            if low > -1e30:
+                parts.append(f"{value} < {low - margin!r}")
+            if high < 1e30:
+                parts.append(f"{value} > {high + margin!r}")
+    if not parts:
+        return None
+    return f"""select trajectory_id as id, 'step ' || min(t) as what from {s.steps}
+where not is_last and ({" or ".join(parts)}) group by all"""
+
+
+def _action_numbers(sql: str, space: Box) -> list[str]:
+    if space.shape == ():
+        return [f"cast({sql} as double)"]
+    size = 1
+    for n in space.shape:
+        size *= n
+    return [f"cast({sql}[{i + 1}] as double)" for i in range(min(size, 32))]
+
+
+def _constant_action(s: Subject) -> str | None:
+    boxes = [(sql, a) for _, sql, a in s.actions() if isinstance(a, Box) and not is_blob(a)]
+    if len(boxes) != len(s.actions()):
+        return None
+    bounds = " or ".join(
+        f"{value} in ({float(space.low)!r}, {float(space.high)!r})"
+        for sql, space in boxes
+        if isinstance(space.low, float | int) and isinstance(space.high, float | int)
+        and abs(space.low) < 1e30 and abs(space.high) < 1e30
+        for value in _action_numbers(sql, space)
+    )  # fmt: skip
+    at_bound = f"bool_and({bounds})" if bounds else "false"
+    return f"""with a as (
+  select trajectory_id as id, count(distinct hash(action)) as actions, count(*) as n,
+    {at_bound} as at_bound
+  from {s.steps} where not is_last group by all)
+select id, n || ' steps' as what from a
+where actions = 1 and not at_bound and n >= {EPISODE}
+  and (select avg((actions = 1)::int) from a) < 0.1"""
+
+
+def _unused_action(s: Subject) -> str | None:
+    parts = []
+    for name, sql, space in s.actions():
+        if isinstance(space, Discrete) and space.n <= 256:
+            parts.append(
+                f"""select {literal(name)} as name, a as action from range({space.n}) r(a)
+where a + {space.start} not in (select distinct {sql} from {s.steps} where not is_last)"""
+            )
+    if not parts:
+        return None
+    return f"""with u as ({" union all ".join(parts)})
+select null as id, string_agg(name || ' = ' || action, ', ') as what from u having count(*) > 0"""
+
+
+def _saturated(s: Subject) -> str | None:
+    parts = [
+        f"abs({value} - {float(bound)!r}) < 1e-6"
+        for _, sql, space in s.actions()
+        if isinstance(space, Box) and not is_blob(space)
+        for bound in (space.low, space.high)
+        if isinstance(bound, float | int) and abs(bound) < 1e30
+        for value in _action_numbers(sql, space)
+    ]
+    if not parts:
+        return None
+    return f"""select null as id, round(100 * avg(({" or ".join(parts)})::int)) || '%' as what
+from {s.steps} where not is_last having avg(({" or ".join(parts)})::int) > 0.9"""
+
+
+CHECKS = (
+    Check("sentinel", "warning", "{n} have numbers far beyond all others ({what})", _sentinel),
+    Check("constant_number", "note", "these numbers never change: {what}", _constant_number,
+          "nothing; an agent learns nothing from them"),
+    Check("units", "note", "spreads of the numbers differ by more than a million: {what}", _units,
+          "nothing, if inputs are normalised; very small ones are only centred"),
+    Check("dark_image", "warning", "images have {what}: were they scaled to 0 … 1 before?",
+          _dark_image, "multiply by 255 where the data is made, and import it again"),
+    Check("nan_info", "note", "{n} have infos that are not finite ({what})", _nan_info, "nothing"),
+    Check("action_outside", "error", "{n} have actions outside of their space ({what})", _outside),
+    Check("constant_action", "warning", "{n} repeat one action from begin to end ({what})",
+          _constant_action),
+    Check("unused_action", "note", "actions that were never taken: {what}", _unused_action,
+          "nothing; their values are guesses"),
+    Check("saturated", "note", "{what} of the steps have an action at its bound", _saturated,
+          "nothing, if the task is solved so; a Gaussian actor cannot imitate it"),
+)  # fmt: skip
