@@ -44,9 +44,9 @@ select id, what from w where what is not null"""
 
 
 def _jumps(s: Subject, where: str) -> str | None:
-    """Steps in which most numbers change more than they nearly ever do, and one of them far more,
-    in few trajectories. A collision changes speeds only, an angle that wraps only itself; the
-    state of another episode changes nearly everything."""
+    """Steps in which two numbers or more change far more than they nearly ever do, in few
+    trajectories. An angle that wraps changes alone; what collides often is no jump, as each
+    number is measured by its own changes."""
     numbers = s.numbers()
     if not numbers:
         return None
@@ -54,12 +54,12 @@ def _jumps(s: Subject, where: str) -> str | None:
     at = 1 - min(0.01, max(0.001, 20 / max(s.row_count, 1)))
     great = ", ".join(f"nullif(approx_quantile(d{i}, {at}), 0) as q{i}" for i in each)
     moving = " + ".join(f"(q{i} is not null)::int" for i in each)
-    wild = " + ".join(f"coalesce((d{i} > 1.001 * q{i})::int, 0)" for i in each)
+    wild = " + ".join(f"coalesce((d{i} > {FAR / 2} * q{i})::int, 0)" for i in each)
     far = ", ".join(f"coalesce(d{i} / q{i}, 0)" for i in each)
     return f"""with q as (select count(*) as n, {great} from {changes(s)}),
 j as (
   select id, t, is_last, list_max([{far}]) as jump from {changes(s)}, q
-  where n >= 200 and {moving} > 0 and 2 * ({wild}) > {moving})
+  where n >= 200 and {moving} > 0 and ({wild}) >= least(2, {moving}))
 select id, 'step ' || arg_max(t, jump) || ': ' || round(max(jump), 1)
   || ' times a great change' as what
 from j where {where} and jump > {FAR}

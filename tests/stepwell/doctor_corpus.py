@@ -364,6 +364,8 @@ PLANTS = [
     Plant("teleport", "cart", "the first for training", glue(4)),
     Plant("teleport", "lander", "the last", glue(LAST)),
     Plant("teleport", "goals", "a dict", glue(MIDDLE)),
+    Plant("teleport", "lander", "two numbers of six", apply(
+        lambda e: e["obs"].__setitem__(np.s_[15:, :2], e["obs"][15:, :2] + 5), MIDDLE)),
     Plant("final_jump", "pendulum", "two", apply(_set(-1, 30.0), 9, 30)),
     Plant("final_jump", "lander", "one", apply(_set(-1, 30.0), 12)),
     Plant("duplicate", "pendulum", "one", copy(MIDDLE, 10)),
