@@ -550,12 +550,6 @@ def upload(
     return done
 
 
-def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
-    """Apply the same change to each trajectory; stops at the first error."""
-    for trajectory_id in ids:
-        client().patch_trajectory(trajectory_id, **fields)
-
-
 def tag_runs(names: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
     """Add and remove tags of each run; stops at the first error."""
     for name in names:

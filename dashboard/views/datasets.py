@@ -393,6 +393,6 @@ def _protect(dataset: Any) -> None:
         if not ids:
             st.info("Nothing in fifo has such a return.")
         elif components.attempt(
-            lambda: api.patch_trajectories(ids, partition="protected"), f"{len(ids)} protected"
+            lambda: api.client().label_trajectories(ids, protect=True), f"{len(ids)} protected"
         ):
             st.rerun()

@@ -77,9 +77,7 @@ def many(ids: Sequence[str], where: str, total: int) -> None:
     if not sent:
         return
 
-    def words(text: str) -> list[str]:
-        return components.tags_of(text)
-
+    words = components.tags_of
     changed: list[tuple[int, int]] = []
 
     def go() -> None:
