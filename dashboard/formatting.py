@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from stepwell._plural import pluralize as pluralize  # numbers of things
+from stepwell._sql import literal as literal  # strings in queries
 from stepwell._sql import quoted as quoted  # names in queries
 from stepwell.commands import common
 from stepwell.commands.common import value_of as value_of  # typed by people
@@ -35,8 +36,3 @@ def size(number: float | None) -> str:
 def ago(moment: float | None) -> str:
     """Unix seconds → "12 s ago"."""
     return "never" if moment is None else common.ago(moment)
-
-
-def literal(text: str) -> str:
-    """A SQL string literal."""
-    return "'" + text.replace("'", "''") + "'"

@@ -8,5 +8,10 @@ def quoted(name: str) -> str:
 
 def version_condition(version: str) -> str:
     """The condition over `trajectories` that selects a version, such as "hopper@v3"."""
-    text = version.replace("'", "''")
-    return f"id IN (SELECT trajectory FROM version_trajectories WHERE version = '{text}')"
+    named = literal(version)
+    return f"id IN (SELECT trajectory FROM version_trajectories WHERE version = {named})"
+
+
+def literal(text: str) -> str:
+    """A SQL string."""
+    return "'" + text.replace("'", "''") + "'"

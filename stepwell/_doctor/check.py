@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from stepwell._sql import quoted
+from stepwell._sql import literal, quoted
 from stepwell.spaces import Box, EnvSpec, Space
 
 Severity = Literal["error", "warning", "note"]
@@ -94,11 +94,6 @@ class Check:
     query: Query
     repair: str = "leave out"
     """leave out: flag them, and select without; else a sentence."""
-
-
-def literal(text: str) -> str:
-    """A SQL string."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def named(conditions: list[tuple[str, str]]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepwell._doctor.check import Check, Subject, changes, literal, named
+from stepwell._doctor.check import Check, Subject, changes, named
+from stepwell._sql import literal
 
 EPISODE = 20
 """Steps below which an episode that stands still says little."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepwell._doctor.check import Check, Subject, is_blob, literal, named
-from stepwell._sql import quoted
+from stepwell._doctor.check import Check, Subject, is_blob, named
+from stepwell._sql import literal, quoted
 from stepwell.spaces import Box, Discrete
 
 EPISODE = 20
