@@ -17,14 +17,11 @@ import functools
 import hashlib
 import json
 import re
-import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -32,6 +29,7 @@ import orjson
 
 from stepwell import messages
 from stepwell._files import whole_file
+from stepwell._folders import files_of, zipped
 from stepwell._transport import Transport, as_service_error, request, route, sending
 from stepwell.codec import decode, encode
 from stepwell.errors import (
@@ -71,7 +69,7 @@ from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 16 << 20
 CHUNK = 1 << 20
-FORMATS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
+SUFFIXES = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".zip": "zip"}
 CONTENT_TYPES = {"d4rl": "application/x-hdf5", "npz": "application/x-npz"}
 JOB_ENDS = ("succeeded", "failed", "cancelled")
 PARQUET = "application/vnd.apache.parquet"
@@ -437,22 +435,25 @@ class Client(Transport):
     ) -> Job:
         """Upload an offline dataset file, all or nothing; the service parses it in a job.
 
-        `format` ("d4rl", "npz" or "minari") defaults to that of the suffix .hdf5, .h5 or .npz; a
-        Minari HDF5 file is recognised. A folder is one that Minari wrote. `create`
-        creates the dataset with the layout of the file. `progress(done, total)` is called with
-        the bytes sent. With `wait`, returns the finished job (its `result` counts what was stored)
-        or raises `JobFailed`; otherwise returns the queued job. Other options are passed to the
-        importer (docs/own_data.md lists them).
+        `format` (of `messages.FORMATS`) defaults to that of the suffix, or of the folder; what an
+        HDF5 file or a zip contains is recognised (docs/formats.md lists what). `create` creates
+        the dataset with the layout of the file. `progress(done, total)` is called with the bytes
+        sent. With `wait`, returns the finished job (its `result` counts what was stored) or raises
+        `JobFailed`; otherwise returns the queued job. Other options are passed to the importer
+        (docs/own_data.md lists them).
         """
         source = Path(path)
-        kind = format or ("minari" if source.is_dir() else FORMATS.get(source.suffix.lower()))
+        kind, files = format or SUFFIXES.get(source.suffix.lower()), None
+        if source.is_dir():
+            kind, files = files_of(source, format)
         if kind is None:
             raise InvalidData(
                 f"unknown kind of file {source.name}",
-                expected=f"a suffix of {', '.join(FORMATS)}, or format=d4rl, npz or minari",
+                expected=f"a suffix of {', '.join(SUFFIXES)}, or a format of "
+                + ", ".join(messages.FORMATS),
                 got=repr(source.suffix),
             )
-        with minari_zip(source) if source.is_dir() else nullcontext(source) as file:
+        with zipped(files) if files else nullcontext(source) as file:
             try:
                 size = file.stat().st_size
                 file.open("rb").close()
@@ -1117,31 +1118,6 @@ def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
         size += trajectory.nbytes
     if group:
         yield group
-
-
-@contextmanager
-def minari_zip(folder: Path) -> Iterator[Path]:
-    """A temporary zip, always of the same bytes, of the two files of a Minari dataset on HDF5.
-
-    Raises `InvalidData` for another folder.
-    """
-    data = folder / "data" if (folder / "data").is_dir() else folder
-    files = [data / name for name in ("metadata.json", "main_data.hdf5")]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise InvalidData(
-            f"{folder} is not a Minari dataset on HDF5, nor a folder of stepwell export",
-            expected="data/metadata.json and data/main_data.hdf5",
-            got=f"no {' and no '.join(missing)}",
-        )
-    with TemporaryDirectory(prefix="stepwell-minari-") as temporary:
-        packed = Path(temporary) / "minari.zip"
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-            for file in files:
-                entry = zipfile.ZipInfo(file.name)  # its time is always 1980
-                entry.file_size = file.stat().st_size
-                with file.open("rb") as source, archive.open(entry, "w") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-        yield packed
 
 
 def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ unknown ones. Times are Unix seconds (float). Names of datasets and runs match `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -34,6 +34,9 @@ Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
+Format = Literal["d4rl", "npz", "minari", "zip"]
+"""Of an uploaded file; zip is the folder of a format that is recognised by its content."""
+FORMATS: tuple[str, ...] = get_args(Format)
 PARTIALLY_OBSERVABLE = "partially-observable"
 """Tag of a dataset whose single observations do not show the state: learning needs memory."""
 MAX_DEPTH = 64

@@ -32,7 +32,7 @@ from server.settings import Settings
 from server.storage.store import Store, new_name
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
-from stepwell.messages import PARTIALLY_OBSERVABLE, CreateDataset, Job
+from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE, CreateDataset, Job
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
@@ -184,8 +184,8 @@ class Imports:
             failpoint("import.after_parse")
             context.report(_PARSE_SHARE, "storing")
             metadata = plan.get("metadata") or {}
-            if plan.get("format") == "minari":  # recognised by its content
-                options = replace(options, format="minari")
+            if plan.get("format") in FORMATS:  # recognised by its content
+                options = replace(options, format=plan["format"])
             stored = bulk.commit(None if existing else self._creator(options, spec, metadata))
         except BaseException:
             bulk.abandon()

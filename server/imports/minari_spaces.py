@@ -9,17 +9,15 @@ Names are those that a collector gives the same space (collector/envs.py).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from server.imports.named import TEXT, Declared, join
 from server.imports.raw_file import ImportRefused
-from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-TEXT = "text"
-Declared = Space | str
 MAX_LEVELS = 8
 
 
@@ -37,12 +35,6 @@ def declared_spaces(text: Any, what: str, default: str) -> dict[str, Declared]:
             expected="a space as Minari writes it",
             got=str(text)[:200],
         ) from None
-
-
-def join(key: str, part: str) -> str:
-    """A name that a spec allows: other characters, such as spaces, become "_"."""
-    name = re.sub(r"[^A-Za-z0-9_]", "_", part)
-    return f"{key}/{name}" if key else name
 
 
 def _leaves(written: dict[str, Any], key: str, level: int) -> Iterator[tuple[str, Declared]]:

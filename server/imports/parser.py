@@ -4,7 +4,7 @@ Started by parser_process.py. It gets one open file, drops all other rights (san
 frames over stdout:
 
     → {memory, seconds, max_rows, options}                        the request, on stdin
-    ← {kind: "plan", format, spec, trajectories, steps, warnings, metadata, confined}
+    ← {kind: "plan", format, spec, trajectories, steps, warnings, dropped, metadata, confined}
     ← {kind: "data", rows} + Arrow stream (stepwell.codec)        repeated
     ← {kind: "end"}      or, at any point,      {kind: "refused", code, status, detail, …}
 
@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 
 if TYPE_CHECKING:
+    from server.imports.raw_file import ImportOptions
     from stepwell.spaces import EnvSpec
     from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 4 << 20
-DESCRIBING = ("dataset_id", "algorithm_name", "author", "code_permalink", "description")
-"""What Minari's metadata.json says of a dataset, for the job's result and the description."""
+LANDMARKS = {"main_data.hdf5": "minari"}
+"""A file that only folders of one format have."""
 
 
 def main(argv: list[str]) -> int:
@@ -61,8 +64,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari"}
+"""Format → module of this package with its `reading` (raw_file.py: Reading)."""
+
+
 def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], out: Any) -> None:
-    from server.imports import episodes, hdf5, minari, minari_episodes, npz
     from server.imports.raw_file import ImportOptions
     from stepwell.spaces import EnvSpec
 
@@ -73,38 +79,51 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
     options = ImportOptions(**(given | lists))
     # A third: the file's arrays, their converted copies, and what is being sent.
     memory, max_rows = int(request["memory"]) // 3, int(request["max_rows"])
-    if options.format == "minari" or (options.format == "d4rl" and minari.is_minari(file)):
-        options = replace(options, format="minari")
-        with minari.opened(file, options.size) as (h5, about):
-            found = minari_episodes.plan(h5, about, options, memory, max_rows)
-            layout = found.layout
-            head = _head(found, options.format, len(layout.episodes), layout.dropped, layers)
-            shown = {k: str(about[k])[:1024] for k in DESCRIBING if about.get(k)}
-            write_frame(out, head | {"metadata": shown})
-            _send(minari_episodes.trajectories(h5, found, options), found.spec, out)
-        return
-    reader = npz.read if options.format == "npz" else hdf5.read
-    source = reader(file, options.size, memory, options.drop_infos)
-    flat = episodes.plan(source, options, max_rows)
-    head = _head(flat, options.format, len(flat.ends), source.dropped, layers)
-    write_frame(out, head | {"metadata": source.metadata})
-    del source
-    _send(episodes.trajectories(flat, options), flat.spec, out)
+    options = replace(options, format=recognised(file, options, memory))
+    reader = import_module(f"server.imports.{READERS[options.format]}")
+    with reader.reading(file, options, memory, max_rows) as found:
+        head = {
+            "kind": "plan",
+            "format": found.format,
+            "spec": found.spec.to_json(),
+            "trajectories": found.count,
+            "steps": found.steps,
+            "warnings": found.warnings[:100],
+            "dropped": dict(sorted(found.dropped.items())[:100]),
+            "metadata": found.metadata,
+            "confined": layers,
+        }
+        write_frame(out, head)
+        _send(found.trajectories, found.spec, out)
 
 
-def _head(
-    found: Any, kind: str, count: int, dropped: dict[str, str], layers: dict[str, bool]
-) -> dict[str, Any]:
-    return {
-        "kind": "plan",
-        "format": kind,
-        "spec": found.spec.to_json(),
-        "trajectories": count,
-        "steps": found.steps,
-        "warnings": found.warnings[:100],
-        "dropped": dict(sorted(dropped.items())[:100]),
-        "confined": layers,
-    }
+def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
+    """The format by the content, for d4rl (any HDF5 file, and the default) and zip (any folder).
+
+    Raises `ImportRefused`.
+    """
+    from server.imports import minari
+    from server.imports.archive import Archive
+    from server.imports.raw_file import ImportRefused
+
+    asked = options.format
+    if asked not in ("d4rl", "zip"):
+        return asked
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return "minari" if minari.is_minari(file) else "d4rl"
+    names = Archive(file, options.size, memory).names
+    file.seek(0)
+    for name, format_ in LANDMARKS.items():
+        if any(n == name or n.endswith(f"/{name}") for n in names):
+            return format_
+    if asked == "d4rl":
+        return asked
+    raise ImportRefused(
+        "the zip is not of a known dataset",
+        expected=f"a folder with {' or '.join(LANDMARKS)}",
+        got=", ".join(names[:20])[:200],
+    )
 
 
 def _send(trajectories: Iterator[Trajectory], spec: EnvSpec, out: Any) -> None:

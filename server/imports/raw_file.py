@@ -5,7 +5,7 @@ Runs in the sandbox. Nothing here opens a file; hdf5.py and npz.py create these 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.spaces import EnvSpec
+from stepwell.trajectory import Trajectory
 
 Array = NDArray[Any]
 M = TypeVar("M")
@@ -88,6 +89,24 @@ class RawFile:
     metadata: dict[str, Any] = field(default_factory=dict)
     """metadata/<name>: scalars and short texts; for arrays only the shape."""
     warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What the reader of a format found. Each has a function `reading(file, options, memory,
+    max_rows)`, a context manager; while it is open, `trajectories` can be read."""
+
+    format: str
+    spec: EnvSpec
+    steps: int
+    count: int
+    """Trajectories."""
+    warnings: list[str]
+    dropped: dict[str, str]
+    """Infos that are not read: name → reason."""
+    metadata: dict[str, Any]
+    """Of the whole file, for the job's result."""
+    trajectories: Iterator[Trajectory]
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
 from server.service import ServiceDep, raw_body
-from stepwell.messages import NAME, JobAccepted, Partition
+from stepwell.messages import NAME, Format, JobAccepted, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["imports"])
 
@@ -25,7 +25,7 @@ async def upload(
     service: ServiceDep,
     request: Request,
     name: Annotated[str, Path(pattern=NAME)],
-    format: Annotated[Literal["d4rl", "npz", "minari"], Query()] = "d4rl",  # noqa: A002 - the API's word
+    format: Annotated[Format, Query()] = "d4rl",  # noqa: A002 - the API's word
     partition: Annotated[Partition, Query()] = "protected",
     create: Annotated[bool, Query(description="create the dataset if it does not exist")] = False,
     env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",

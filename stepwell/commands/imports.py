@@ -21,7 +21,7 @@ from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData
-from stepwell.messages import PARTIALLY_OBSERVABLE
+from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE
 from stepwell.trajectory import Trajectory
 
 NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--env", default="", metavar="ID", help="environment name, e.g. Hopper-v5")
     parser.add_argument(
-        "--format", choices=("d4rl", "npz", "minari"), help="default: from the suffix"
+        "--format", choices=FORMATS, help="default: from the suffix, or what the folder holds"
     )
     parser.add_argument(
         "--partition",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,18 +16,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.imports import episodes, hdf5, minari, minari_episodes, npz
+from server.imports import flat, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
 from stepwell._export import parquet, selection
-from stepwell.client import minari_zip
+from stepwell._folders import files_of, zipped
 from stepwell.errors import Gone
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
 DOCS = Path(__file__).parents[2] / "docs"
 FORMATS = ("npz", "d4rl", "minari", "parquet")
-READERS = {"npz": npz.read, "d4rl": hdf5.read}
 SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "minari": "", "parquet": ""}
 
 
@@ -146,16 +146,12 @@ def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
         spec, _, trajectories = parquet.read(path)
         return spec, list(trajectories)
     options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
-    if format_ == "minari":
-        with minari_zip(path) as packed, open(packed, "rb", buffering=0) as file:
-            options = replace(options, size=packed.stat().st_size)
-            with minari.opened(file, options.size) as (h5, about):
-                plan = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
-                return plan.spec, list(minari_episodes.trajectories(h5, plan, options))
-    with open(path, "rb") as file:
-        found = READERS[format_](file, path.stat().st_size, 1 << 30)
-    flat = episodes.plan(found, options, 10**6)
-    return flat.spec, list(episodes.trajectories(flat, options))
+    reader = minari if format_ == "minari" else flat
+    packed = zipped(files_of(path)[1]) if format_ == "minari" else nullcontext(path)
+    with packed as source, open(source, "rb") as file:
+        options = replace(options, size=source.stat().st_size)
+        with reader.reading(file, options, 1 << 30, 10**6) as found:
+            return found.spec, list(found.trajectories)
 
 
 def same(a: Trajectory, b: Trajectory, lost: str) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.imports import minari, minari_episodes
-from server.imports.minari_episodes import MinariPlan
-from server.imports.raw_file import ImportOptions, ImportRefused
-from stepwell.client import minari_zip
+from server.imports import minari
+from server.imports.parser import recognised
+from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import Trajectory
 from stepwell.vocabulary import Vocabulary
@@ -75,22 +75,22 @@ def write(folder: Path, episodes: list[dict[str, Any]], **metadata: Any) -> Path
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., tuple[MinariPlan, list[Trajectory]]]:
+def read(tmp_path: Path) -> Callable[..., tuple[Reading, list[Trajectory]]]:
     """Read a dataset back as the child does, in this process; `bare`: its HDF5 file alone."""
 
     def read_(
         episodes: list[dict[str, Any]], *, bare: bool = False, spec: Any = None, **metadata: Any
-    ) -> tuple[MinariPlan, list[Trajectory]]:
+    ) -> tuple[Reading, list[Trajectory]]:
         folder = write(tmp_path / f"d{len(list(tmp_path.iterdir()))}", episodes, **metadata)
         options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32, spec=spec)
-        with minari_zip(folder) as packed:
+        with zipped(files_of(folder)[1]) as packed:
             path = folder / "data/main_data.hdf5" if bare else packed
             options = replace(options, size=path.stat().st_size)
             with open(path, "rb", buffering=0) as file:
-                assert minari.is_minari(file)
-                with minari.opened(file, options.size) as (h5, about):
-                    found = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
-                    made = list(minari_episodes.trajectories(h5, found, options))
+                unknown = replace(options, format="d4rl" if bare else "zip")
+                assert recognised(file, unknown, 1 << 30) == "minari"
+                with minari.reading(file, options, 1 << 30, 10**6) as found:
+                    made = list(found.trajectories)
         for trajectory in made:
             trajectory.check(found.spec)
         return found, made
@@ -182,7 +182,7 @@ def test_nested_spaces_texts_and_infos(read: Any) -> None:
     assert found.spec.vocabularies == {"mission": vocabulary}
     assert found.spec.actions == {"action/0": Discrete(4), "action/1": MultiBinary(2)}
     assert found.spec.infos == {"goal/xy": Box((2,), "float64")}
-    assert set(found.layout.dropped) == {"note", "short", "only_0", "only_1"}
+    assert set(found.dropped) == {"note", "short", "only_0", "only_1"}
     assert [vocabulary.decode(ids) for ids in made[1].obs["mission"]] == [
         *("open it", "go to the red ball", "open it", "go to the red ball")
     ]
@@ -304,13 +304,12 @@ def test_a_bad_file_is_refused_by_name(read: Any, tmp_path: Path, name: str) -> 
     make, says = BAD[name]
     folder = make(tmp_path / "bad")
     options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32)
-    with minari_zip(folder) as packed, open(packed, "rb", buffering=0) as file:
+    with zipped(files_of(folder)[1]) as packed, open(packed, "rb", buffering=0) as file:
         options = replace(options, size=packed.stat().st_size)
         with pytest.raises(ImportRefused, match=says):
-            with minari.opened(file, options.size) as (h5, about):
-                plan = minari_episodes.plan(h5, about, options, 1 << 30, 10**6)
-                for trajectory in minari_episodes.trajectories(h5, plan, options):
-                    trajectory.check(plan.spec)
+            with minari.reading(file, options, 1 << 30, 10**6) as found:
+                for trajectory in found.trajectories:
+                    trajectory.check(found.spec)
 
 
 def links(path: Path) -> None:
@@ -333,7 +332,7 @@ def test_a_hostile_file_stores_nothing(importing: Any, tmp_path: Path, harm: Any
     folder = write(tmp_path / "d", [episode(3)])
     harm(folder / "data/main_data.hdf5")
     before = importing.files()
-    with minari_zip(folder) as packed:
+    with zipped(files_of(folder)[1]) as packed:
         for path in (packed, folder / "data/main_data.hdf5"):
             job = importing.run(path, "hostile-minari", format="minari")
             assert (job.state, job.error.code) == ("failed", "import_refused"), job
@@ -341,18 +340,23 @@ def test_a_hostile_file_stores_nothing(importing: Any, tmp_path: Path, harm: Any
     assert importing.rows("select count(*) from datasets where name = 'hostile-minari'") == [[0]]
 
 
-def test_other_archives_are_refused(importing: Any, tmp_path: Path) -> None:
-    write(tmp_path / "d", [episode(3)])
-    data = tmp_path / "d/data"
+def test_a_zip_made_by_hand_is_read_and_others_are_refused(importing: Any, tmp_path: Path) -> None:
+    """As a file manager makes one: compressed, with the folder's name, with files of its own."""
+    write(tmp_path / "mine", [episode(3)])
     path = tmp_path / "x.zip"
-    for names, method, says in (
-        (["metadata.json"], zipfile.ZIP_STORED, "not the zip of a Minari dataset"),
-        (["metadata.json", "main_data.hdf5"], zipfile.ZIP_DEFLATED, "compressed or encrypted"),
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("metadata.json", "main_data.hdf5"):
+            archive.write(tmp_path / "mine/data" / name, f"mine/data/{name}")
+            archive.writestr(f"__MACOSX/mine/data/._{name}", b"nothing")
+    job = importing.run(path, "archive", format="zip")
+    assert (job.state, job.result["format"], job.result["steps"]) == ("succeeded", "minari", 3)
+    for name, format_, says in (
+        ("metadata.json", "minari", "not the zip of a Minari dataset"),
+        ("holiday.jpg", "zip", "not of a known dataset"),
     ):
-        with zipfile.ZipFile(path, "w", method) as archive:
-            for name in names:
-                archive.write(data / name, name)
-        job = importing.run(path, "archive", format="minari")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, "{}")
+        job = importing.run(path, "archive", format=format_)
         assert (job.state, job.error.code) == ("failed", "import_refused"), job
         assert says in job.error.detail
 
@@ -360,7 +364,7 @@ def test_other_archives_are_refused(importing: Any, tmp_path: Path) -> None:
 def test_a_minari_file_is_recognised_and_stored_once(importing: Any, tmp_path: Path) -> None:
     """Its suffix says d4rl; the dataset is tagged and described as what it is."""
     folder = write(tmp_path / "d", [episode(3), episode(4)], dataset_id="a/b-v0")
-    with minari_zip(folder) as packed:
+    with zipped(files_of(folder)[1]) as packed:
         for expected in (2, 0):
             job = importing.run(packed, "from-minari", env="Maze-v3")
             assert job.state == "succeeded", job

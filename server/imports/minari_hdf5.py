@@ -1,0 +1,242 @@
+"""Minari's HDF5 file: groups episode_0, episode_1, … Untrusted: runs only in the sandbox.
+
+    episode_<i>/observations     T+1 rows; nested groups for Dict, `_index_<k>` for Tuple
+                actions          T rows, nested alike
+                rewards, terminations, truncations    T rows
+                infos/…          T+1 rows
+    attributes of an episode     total_steps, seed, …
+
+Every link is checked before it is followed. Arrays are read one episode at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import h5py
+import numpy as np
+
+from server.imports.hdf5 import check_place, first_line, unknown_filter
+from server.imports.images import JPEG, pixels
+from server.imports.minari_metadata import COLUMNS, Metadata, end_of
+from server.imports.named import About, Declared, Layout, Leaf, join
+from server.imports.raw_file import (
+    Array,
+    ImportOptions,
+    ImportRefused,
+    check_magic,
+    check_size,
+    plain,
+    why_dropped,
+)
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec
+from stepwell.trajectory import TrajectoryMetadata
+
+EPISODE = re.compile(r"episode_(\d{1,9})")
+MAX_EPISODES = 2_000_000
+MAX_LEAVES = 512
+MAX_LEVELS = 8
+
+
+class Hdf5Episodes:
+    """An opened file (named.py: Episodes)."""
+
+    def __init__(
+        self, h5: h5py.File, metadata: Metadata, options: ImportOptions, memory: int
+    ) -> None:
+        self._h5, self._metadata = h5, metadata
+        self.layout = _survey(h5, options, memory)
+
+    def declared(self, what: str) -> Mapping[str, Declared]:
+        return self._metadata.declared(what)
+
+    def written_spec(self) -> EnvSpec | None:
+        return self._metadata.written_spec()
+
+    @property
+    def env(self) -> str:
+        return self._metadata.env
+
+    def rows(self, number: int, leaf: Leaf) -> Array:
+        group = self._h5[f"episode_{number}"]
+        dataset = group[leaf.path]
+        if leaf.kind == "texts":
+            return np.asarray(dataset.asstr(errors="replace")[()], object)
+        if leaf.kind == "frames":
+            frames = (frame.tobytes() for frame in dataset[()])
+            return pixels(f"episode_{number}/{leaf.path}", frames)
+        return np.asarray(dataset[()])
+
+    def about(self, number: int) -> About:
+        group, name = self._h5[f"episode_{number}"], f"episode_{number}"
+        flags = [np.asarray(group[column][()]) for column in COLUMNS[1:]]
+        terminated, truncated = end_of(name, *flags, exported=self._metadata.exported)
+        return About(
+            name=name,
+            rewards=np.asarray(group["rewards"][()]),
+            terminated=terminated,
+            truncated=truncated,
+            final_obs_valid=bool(group.attrs.get("final_obs_valid", True)),
+            metadata=TrajectoryMetadata(seed=_seed(group)),
+        )
+
+
+def opened(main: BinaryIO) -> h5py.File:
+    """The file; raises `ImportRefused` if it is something else."""
+    check_magic(main, b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Minari's main_data.hdf5")
+    return h5py.File(main, "r")
+
+
+def damaged(error: BaseException, size: int) -> ImportRefused:
+    return ImportRefused(
+        f"the HDF5 file is damaged or cut short: {first_line(error)}",
+        expected="a file that h5py can read to its end",
+        got=f"{size} bytes",
+    )
+
+
+def _survey(h5: h5py.File, options: ImportOptions, memory: int) -> Layout:
+    """Check every episode's arrays without reading them. Raises `ImportRefused`."""
+    layout = Layout()
+    if len(h5) > MAX_EPISODES:
+        raise ImportRefused("too many episodes", expected=f"≤ {MAX_EPISODES}", got=len(h5))
+    numbers, others = [], []
+    for name in h5:
+        match = EPISODE.fullmatch(name)
+        if match is None or name != f"episode_{int(match[1])}":
+            others.append(str(name)[:80])
+        else:
+            numbers.append(int(match[1]))
+    if not numbers:
+        raise ImportRefused(
+            "not a Minari file", expected="groups episode_0, episode_1, …", got=", ".join(others)
+        )
+    if others:
+        layout.warnings.append("not read: " + ", ".join(sorted(others)[:20]))
+    logical = 0
+    for number in sorted(numbers):
+        name = f"episode_{number}"
+        link = h5.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink) or not isinstance(h5[name], h5py.Group):
+            raise ImportRefused(f"{name} is not a group of the file itself")
+        logical += _episode(h5[name], number, layout, memory, options)
+    check_size(logical, options.size, 1 << 62)
+    return layout
+
+
+def _episode(
+    group: h5py.Group, number: int, layout: Layout, memory: int, options: ImportOptions
+) -> int:
+    """Check one episode against those before it; returns its bytes unpacked."""
+    name = f"episode_{number}"
+    for member in ("observations", "actions", *COLUMNS):
+        if member not in group:
+            raise ImportRefused(
+                f"{name} lacks {member}",
+                expected=", ".join(("observations", "actions", *COLUMNS)),
+                got=", ".join(sorted(map(str, group)))[:200],
+            )
+    found = dict(_datasets(group, name))
+    for column in COLUMNS:
+        dataset = found.get(column)
+        if dataset is None or len(dataset.shape) != 1 or not plain(dataset.dtype):
+            raise ImportRefused(f"{name}/{column}", expected="an array [T] of numbers")
+    steps = len(found["rewards"])
+    said = group.attrs.get("total_steps", steps)
+    if steps < 1 or said != steps:
+        raise ImportRefused(
+            f"{name} has a wrong number of steps", expected=f"total_steps = {said}", got=steps
+        )
+    defaults = {"observations": DEFAULT_OBSERVATION, "actions": DEFAULT_ACTION, "infos": ""}
+    here: dict[str, dict[str, Leaf]] = {what: {} for what in defaults}
+    logical = 0
+    for path, dataset in found.items():
+        top, *parts = path.split("/")
+        rows = steps + 1 if top in ("observations", "infos") else steps
+        why = ""
+        if not dataset.shape or len(dataset) != rows:
+            why = f"shape {dataset.shape}, not {rows} rows"
+        elif (code := unknown_filter(dataset)) is not None:
+            why = f"unknown filter {code}"
+        logical += dataset.nbytes
+        if top in here:
+            tuple_member = parts[:1] and parts[0].startswith("_index_")
+            key = defaults[top] if not parts or tuple_member else ""
+            for part in parts:
+                key = join(key, part.removeprefix("_index_"))
+            if top == "infos":
+                why = why_dropped(key, options.drop_infos) or why
+            leaf, problem = _leaf(path, dataset)
+            why = why or problem
+            if top == "infos" and leaf is not None and leaf.kind != "numbers":
+                why = why or "not plain numbers"
+            if leaf is not None and not why:
+                here[top][key] = leaf
+                continue
+            if top == "infos":
+                layout.dropped[key] = why
+                continue
+        if why:
+            raise ImportRefused(f"{name}/{path}: {why}", expected=f"{rows} rows of numbers")
+    if logical > memory:
+        check_size(logical, logical, memory)
+    layout.add(number, steps, name, here["observations"], here["actions"], here["infos"])
+    return logical
+
+
+def _datasets(group: h5py.Group, name: str) -> Iterator[tuple[str, Any]]:
+    """Every dataset below an episode; checks each link before following it."""
+    seen = 0
+    stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
+    while stack:
+        path, node, level = stack.pop()
+        for member in node:
+            full = f"{path}/{member}" if path else str(member)
+            seen += 1
+            if seen > MAX_LEAVES or level > MAX_LEVELS:
+                raise ImportRefused(
+                    f"{name} has too many or too deep members",
+                    expected=f"≤ {MAX_LEAVES} arrays, {MAX_LEVELS} levels",
+                )
+            if not isinstance(node.get(member, getlink=True), h5py.HardLink):
+                raise ImportRefused(
+                    f"{name}/{full[:200]} is not a hard link",
+                    expected="arrays inside the file itself (hard links)",
+                )
+            child = node[member]
+            if isinstance(child, h5py.Group):
+                stack.append((full, child, level + 1))
+            elif isinstance(child, h5py.Dataset):
+                check_place(f"{name}/{full}", child)
+                if child.shape is None:
+                    raise ImportRefused(f"{name}/{full[:200]} is empty", expected="an array")
+                yield full, child
+            else:
+                raise ImportRefused(f"{name}/{full[:200]} is not an array")
+
+
+def _leaf(path: str, dataset: Any) -> tuple[Leaf | None, str]:
+    """What an array holds, or why it cannot be read."""
+    dtype = dataset.dtype
+    if h5py.check_string_dtype(dtype) is not None and dataset.ndim == 1:
+        return Leaf(path, None, np.dtype(object), "texts"), ""
+    if h5py.check_vlen_dtype(dtype) == np.uint8 and dataset.ndim == 1:
+        return Leaf(path, None, np.dtype(np.uint8), "frames"), ""
+    if not plain(dtype) or dtype.name not in (*DTYPES, "float64"):
+        return None, f"unsupported type ({str(dtype)[:60]})"
+    if dataset.ndim == 2 and dtype == np.uint8 and _starts_as_jpeg(dataset):
+        return Leaf(path, None, np.dtype(np.uint8), "frames"), ""
+    return Leaf(path, dataset.shape[1:], dtype), ""
+
+
+def _starts_as_jpeg(dataset: Any) -> bool:
+    """Frames of one length are rows of bytes."""
+    return bool(len(dataset) and dataset.shape[1] > 16 and dataset[0, :3].tobytes() == JPEG)
+
+
+def _seed(group: h5py.Group) -> int | None:
+    seed = group.attrs.get("seed")
+    fits = isinstance(seed, int | np.integer) and -(2**63) <= int(seed) < 2**63
+    return int(seed) if fits else None

@@ -1,0 +1,95 @@
+"""What metadata.json says of a Minari dataset: its spaces, its environment, its counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.imports.minari_spaces import declared_spaces
+from server.imports.named import Declared, Layout
+from server.imports.raw_file import Array, ImportRefused
+from stepwell._plural import pluralize
+from stepwell.errors import InvalidData
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
+
+METADATA = "metadata.json"
+SPEC = "stepwell_spec"
+COLUMNS = ("rewards", "terminations", "truncations")
+DESCRIBING = ("dataset_id", "algorithm_name", "author", "code_permalink", "description")
+"""For the job's result and the new dataset's description."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The file, or nothing of it."""
+
+    written: Mapping[str, Any]
+
+    @property
+    def exported(self) -> bool:
+        """Whether `stepwell export` wrote it, so that an episode may go on elsewhere."""
+        return SPEC in self.written
+
+    @property
+    def env(self) -> str:
+        """The environment's id, out of gymnasium's JSON."""
+        text = self.written.get("env_spec")
+        if not isinstance(text, str):
+            return ""
+        try:
+            found = json.loads(text)
+            return str(found.get("id", ""))[:256] if isinstance(found, dict) else ""
+        except (ValueError, RecursionError):
+            return ""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        return {k: str(self.written[k])[:1024] for k in DESCRIBING if self.written.get(k)}
+
+    def declared(self, what: str) -> Mapping[str, Declared]:
+        """Spaces of "observation" or "action" by key. Raises `ImportRefused`."""
+        text = self.written.get(f"{what}_space")
+        default = DEFAULT_OBSERVATION if what == "observation" else DEFAULT_ACTION
+        return {} if text is None else declared_spaces(text, f"{what}_space", default)
+
+    def written_spec(self) -> EnvSpec | None:
+        if not self.exported:
+            return None
+        try:
+            return EnvSpec.from_json(self.written[SPEC])
+        except InvalidData as error:
+            raise ImportRefused(f"{SPEC} in {METADATA} cannot be read: {error}") from None
+
+    def check_counts(self, layout: Layout) -> None:
+        """Raises `ImportRefused` if episodes or steps are missing."""
+        found = {
+            "total_episodes": (len(layout.episodes), "episode"),
+            "total_steps": (sum(steps for _, steps in layout.episodes), "step"),
+        }
+        for name, (count, word) in found.items():
+            if (said := self.written.get(name, count)) != count:
+                raise ImportRefused(
+                    f"{word}s are missing",
+                    expected=f"{name} = {said} in {METADATA}",
+                    got=pluralize(count, word),
+                )
+
+
+def end_of(
+    name: str, terminations: Array, truncations: Array, *, exported: bool
+) -> tuple[bool, bool]:
+    """(terminated, truncated). Raises `ImportRefused` for flags before the last step."""
+    flags = [terminations != 0, truncations != 0]
+    for column, array in zip(COLUMNS[1:], flags, strict=True):
+        if bool(array[:-1].any()):
+            raise ImportRefused(
+                f"{name}/{column} is set before the last step",
+                expected="one episode in each group",
+                got=f"step {int(array.argmax())} of {len(array)}",
+            )
+    terminated, truncated = (bool(array[-1]) for array in flags)
+    # Nobody says that it goes on, so it was cut off.
+    open_end = not terminated and not truncated and not exported
+    return terminated, (truncated and not terminated) or open_end

@@ -1,0 +1,376 @@
+"""Episodes of named arrays → trajectories, one episode at a time: the part that Minari, AMAGO and
+RLDS share. A format makes an `Episodes` object; here its spec is chosen and its rows are fitted.
+
+The spec is that of the existing dataset, else the one that `stepwell export` wrote, else the spaces
+that the file declares, else one derived from the data as for D4RL (spec.py). Declared bounds that
+the actions leave, or that are infinite, give way to derived ones. Texts become ids of their words,
+in lower case, with the words of all episodes as vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from server.imports.episodes import trajectory_id
+from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
+from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
+from stepwell._plural import pluralize
+from stepwell.errors import InvalidData, InvalidTrajectory
+from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, why_outside
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
+from stepwell.vocabulary import Vocabulary, words_of
+
+TEXT = "text"
+Declared = Space | str
+"""A space that the file declares, or `TEXT`: its vocabulary comes from the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of every episode."""
+
+    path: str
+    """In its episode, as the format calls it."""
+    shape: tuple[int, ...] | None
+    """Of one row; None for texts and encoded images."""
+    dtype: np.dtype[Any]
+    kind: str = "numbers"
+    """"numbers", "texts" or "frames" (encoded images)."""
+
+
+@dataclass(slots=True)
+class Layout:
+    """What a dataset has."""
+
+    episodes: list[tuple[int, int]] = field(default_factory=list)
+    """(number, T), in order."""
+    observations: dict[str, Leaf] = field(default_factory=dict)
+    actions: dict[str, Leaf] = field(default_factory=dict)
+    infos: dict[str, Leaf] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Infos that are not read: name → reason."""
+    warnings: list[str] = field(default_factory=list)
+
+    def add(
+        self,
+        number: int,
+        steps: int,
+        name: str,
+        observations: dict[str, Leaf],
+        actions: dict[str, Leaf],
+        infos: dict[str, Leaf],
+    ) -> None:
+        """One more episode; raises `ImportRefused` if its arrays differ from those before it."""
+        if not self.episodes:
+            self.observations, self.actions, self.infos = observations, actions, infos
+        for what, known, here in (
+            ("observations", self.observations, observations),
+            ("actions", self.actions, actions),
+        ):
+            if here != known:
+                raise ImportRefused(
+                    f"{what} of {name} differ from those of the episodes before",
+                    expected=_words(known),
+                    got=_words(here),
+                )
+        for key in [k for k in self.infos if infos.get(k) != self.infos[k]]:
+            self.dropped[key] = f"missing or different in {name}"
+            del self.infos[key]
+        for key in infos.keys() - self.infos.keys() - self.dropped.keys():
+            self.dropped[key] = f"not in the episodes before {name}"
+        self.episodes.append((number, steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """One episode without its named arrays."""
+
+    name: str
+    """For messages."""
+    rewards: Array
+    """[T]."""
+    terminated: bool
+    truncated: bool
+    final_obs_valid: bool = True
+    metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
+    """env, source and an empty episode_id are filled in."""
+
+
+class Episodes(Protocol):
+    """An opened dataset."""
+
+    layout: Layout
+
+    def declared(self, what: str) -> Mapping[str, Declared]:
+        """Spaces by key; `what` is "observation" or "action"."""
+
+    def written_spec(self) -> EnvSpec | None:
+        """The spec that `stepwell export` wrote into it. Raises `ImportRefused` if it is broken."""
+
+    @property
+    def env(self) -> str: ...
+
+    def rows(self, number: int, leaf: Leaf) -> Array:
+        """One array of one episode: numbers [rows, …] (images as pixels), texts as objects."""
+
+    def about(self, number: int) -> About: ...
+
+
+def reading(
+    source: Episodes,
+    options: ImportOptions,
+    memory: int,
+    max_rows: int,
+    metadata: dict[str, Any] | None = None,
+) -> Reading:
+    """Check all arrays and choose the spec. Raises `ImportRefused`."""
+    layout = source.layout
+    steps = sum(steps for _, steps in layout.episodes)
+    if steps > max_rows:
+        raise ImportRefused("too many steps", expected=f"≤ {max_rows}", got=steps)
+    spec = _choose(source, options, memory)
+    for key, why in sorted(layout.dropped.items())[:40]:
+        layout.warnings.append(f"info {key[:80]!r} left out: {why}")
+    return Reading(
+        format=options.format,
+        spec=spec,
+        steps=steps,
+        count=len(layout.episodes),
+        warnings=layout.warnings,
+        dropped=layout.dropped,
+        metadata=metadata or {},
+        trajectories=_trajectories(source, spec, options),
+    )
+
+
+def join(key: str, part: str) -> str:
+    """A name that a spec allows: other characters, such as spaces, become "_"."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", part)
+    return f"{key}/{name}" if key else name
+
+
+def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> Iterator[Trajectory]:
+    """The episodes in order. Raises `ImportRefused` for an invalid one."""
+    layout = source.layout
+    came_from = f"{options.format}:{options.sha256}"
+    for index, (number, steps) in enumerate(layout.episodes):
+        about = source.about(number)
+        infos = {
+            key: fit_info(
+                key,
+                _number(source, number, layout.infos[key], about.name)
+                if key in layout.infos
+                else None,
+                space,
+                steps + 1,
+                dict(layout.dropped),
+            )
+            for key, space in spec.infos.items()
+        }
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(about.rewards).astype(np.float32)
+        said = about.metadata
+        try:
+            yield Trajectory(
+                obs=_fitted(source, number, layout.observations, spec.observations, spec, about),
+                actions=_fitted(source, number, layout.actions, spec.actions, spec, about),
+                rewards=rewards,
+                terminated=about.terminated,
+                truncated=about.truncated,
+                final_obs_valid=about.final_obs_valid,
+                infos=infos,
+                metadata=replace(
+                    said,
+                    env=options.env or said.env or spec.env,
+                    episode_id=said.episode_id or f"{options.sha256[:12]}/{number}",
+                    source=came_from,
+                ),
+                id=trajectory_id(options, index),
+            )
+        except InvalidTrajectory as error:
+            raise ImportRefused(
+                f"{about.name}: {error}", expected=error.expected, got=error.got
+            ) from None
+
+
+# --- the spec -------------------------------------------------------------------------------------
+
+
+def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
+    layout = source.layout
+    if options.spec is not None:
+        _check_names(options.spec, layout)
+        return options.spec
+    forced = any((options.observation, options.action, options.action_low, options.action_high))
+    written = source.written_spec()
+    if written is not None and not forced:
+        kept = {key: space for key, space in written.infos.items() if key in layout.infos}
+        spec = replace(written, infos=kept)
+        _check_names(spec, layout)
+        return spec
+    if forced and (len(layout.observations) > 1 or len(layout.actions) > 1):
+        raise ImportRefused(
+            "options for spaces need one observation and one action",
+            expected="no observation=, action=, action_low= or action_high=",
+            got=", ".join([*layout.observations, *layout.actions]),
+        )
+    declared = {what: {} if forced else source.declared(what) for what in ("observation", "action")}
+    vocabularies: dict[str, Vocabulary] = {}
+    observations: dict[str, Space] = {}
+    for key, leaf in layout.observations.items():
+        said = declared["observation"].get(key)
+        if leaf.kind == "texts" or said == TEXT:
+            observations[key], vocabularies[key] = _text(source, key, leaf)
+        elif isinstance(said, Space):
+            observations[key] = said
+        else:
+            array = _every(source, leaf, memory, enough=_tells_little(leaf))
+            observations[key] = observation_space([array], None, options, layout.warnings)
+    actions: dict[str, Space] = {}
+    for key, leaf in layout.actions.items():
+        actions[key] = _action(source, leaf, declared["action"].get(key), options, memory)
+    for what, leaves in (("observations", layout.observations), ("actions", layout.actions)):
+        if any(leaf.dtype == np.float64 for leaf in leaves.values()):
+            layout.warnings.append(f"{what}: float64 stored as float32")
+    infos = {key: Box(leaf.shape or (), leaf.dtype.name) for key, leaf in layout.infos.items()}
+    return EnvSpec.of(
+        observations,
+        actions,
+        infos=infos,
+        env=options.env or source.env,
+        vocabularies=vocabularies,
+    )
+
+
+def _action(
+    source: Episodes, leaf: Leaf, said: Declared | None, options: ImportOptions, memory: int
+) -> Space:
+    """The declared space if it has bounds that all actions keep, else one derived from them."""
+    array = _every(source, leaf, memory)
+    endless = isinstance(said, Box) and not np.isfinite(said.bounds()).all()
+    why = why_outside(said, array) if isinstance(said, Space) and not endless else ""
+    if isinstance(said, Space) and not endless and not why:
+        return said
+    if isinstance(said, Space):
+        reason = why or "they are infinite"
+        source.layout.warnings.append(f"bounds of the actions come from the data: {reason}")
+    return action_space(array, options, source.layout.warnings)
+
+
+def _check_names(spec: EnvSpec, layout: Layout) -> None:
+    for what, spaces, leaves in (
+        ("observations", spec.observations, layout.observations),
+        ("actions", spec.actions, layout.actions),
+    ):
+        if spaces.keys() != leaves.keys():
+            raise ImportRefused(
+                f"the file has other {what} than the dataset",
+                expected=sorted(spaces),
+                got=sorted(leaves),
+                code="schema_mismatch",
+            )
+    for key in spec.infos:
+        if key not in layout.infos and key not in layout.dropped:
+            raise ImportRefused(
+                f"infos/{key} is missing",
+                expected=f"infos of the dataset: {', '.join(spec.infos)}",
+                got=", ".join(sorted(layout.infos)) or "none",
+                code="schema_mismatch",
+            )
+    if more := sorted(set(layout.infos) - set(spec.infos)):
+        layout.warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
+
+
+def _tells_little(leaf: Leaf) -> bool:
+    """Whether the space follows from one episode: only that of whole numbers needs them all."""
+    return leaf.kind == "frames" or leaf.dtype.kind == "f" or leaf.dtype == np.bool_
+
+
+def _every(source: Episodes, leaf: Leaf, memory: int, *, enough: bool = False) -> Array:
+    """The rows of all episodes; with `enough`, of the first."""
+    episodes = source.layout.episodes[:1] if enough else source.layout.episodes
+    size, parts = 0, []
+    for number, _ in episodes:
+        parts.append(_number(source, number, leaf, f"episode {number}"))
+        size += parts[-1].nbytes
+        if size > memory:
+            raise ImportRefused(
+                f"{leaf.path} needs more memory than an import may have (STEPWELL_IMPORT_MEMORY)",
+                expected=f"at most {memory} bytes, or metadata that declare its space",
+                got=f"{size} bytes or more",
+                code="body_too_large",
+                status=413,
+            )
+    return np.concatenate(parts)
+
+
+def _text(source: Episodes, key: str, leaf: Leaf) -> tuple[MultiDiscrete, Vocabulary]:
+    if leaf.kind != "texts":
+        raise ImportRefused(f"{leaf.path} is declared a text", expected="strings", got="numbers")
+    words: set[str] = set()
+    longest = 1
+    for number, _ in source.layout.episodes:
+        for text in {*source.rows(number, leaf)}:
+            split = words_of(text)
+            words.update(split)
+            longest = max(longest, len(split))
+    source.layout.warnings.append(
+        f"{key}: texts are stored as ids of {pluralize(len(words), 'word')}, in lower case"
+    )
+    try:
+        vocabulary = Vocabulary(tuple(sorted(words)))
+        return MultiDiscrete((vocabulary.n,) * longest), vocabulary
+    except InvalidData as error:
+        raise ImportRefused(f"{leaf.path} cannot be split into words: {error}") from None
+
+
+# --- one episode ----------------------------------------------------------------------------------
+
+
+def _fitted(
+    source: Episodes,
+    number: int,
+    leaves: Mapping[str, Leaf],
+    spaces: Mapping[str, Space],
+    spec: EnvSpec,
+    about: About,
+) -> dict[str, Array]:
+    fitted = {}
+    acts = leaves is source.layout.actions
+    for key, leaf in leaves.items():
+        space, where = spaces[key], f"{about.name}/{leaf.path}"
+        if leaf.kind == "texts":
+            vocabulary = spec.vocabularies.get(key)
+            if vocabulary is None:
+                raise ImportRefused(
+                    f"{where} is a text", expected="numbers", got="texts", code="schema_mismatch"
+                )
+            fitted[key] = _ids(source.rows(number, leaf), vocabulary, space.shape[0])
+            continue
+        array = cast(where, _number(source, number, leaf, about.name), space)
+        if array.dtype.kind in "iu" or not isinstance(space, Box) or acts:
+            check_inside(where, array, space)
+        fitted[key] = array
+    return fitted
+
+
+def _ids(texts: Array, vocabulary: Vocabulary, length: int) -> Array:
+    known = {text: vocabulary.encode(text, length) for text in {*texts}}
+    return np.stack([known[text] for text in texts])
+
+
+def _number(source: Episodes, number: int, leaf: Leaf, name: str) -> Array:
+    if leaf.kind == "texts":
+        raise ImportRefused(f"{name}/{leaf.path} is a text", expected="numbers", got="texts")
+    array = source.rows(number, leaf)
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _words(leaves: Mapping[str, Leaf]) -> str:
+    shown = (f"{k} {leaf.dtype} {leaf.shape or leaf.kind}" for k, leaf in sorted(leaves.items()))
+    return ", ".join(shown)[:300] or "none"
