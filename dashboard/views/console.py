@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components, formatting
+from dashboard import api, completion, components, formatting
 from dashboard.views import answer
 
 EXAMPLES = {
@@ -69,6 +69,7 @@ def show() -> None:
             seconds = st.number_input(
                 "Seconds at most", 0.5, 60.0, api.SQL_SECONDS, key="timeout", bind="query-params"
             )
+        completion.draw("q", api.query_schema().tables, query, dataset)
         params = _params(query)
         st.button(
             "Run", type="primary", icon=":material/play_arrow:", key="run", shortcut="mod+enter"
