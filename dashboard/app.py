@@ -24,6 +24,9 @@ from dashboard.views import (
 )
 
 LOGO = str(Path(__file__).with_name("logo.svg"))
+STYLE = Path(__file__).with_name("style.css")
+# Width in pixels: the longest name of a page, or the address of the service.
+SIDEBAR = 232
 # Group → name, which is also the path → page, title, icon.
 PAGES = {
     "": {"overview": (overview.show, "Overview", "home")},
@@ -63,7 +66,10 @@ def health() -> None:
 
 def main() -> None:
     # A material icon as favicon would be fetched from another host.
-    st.set_page_config(page_title="Stepwell", page_icon=LOGO, layout="wide")
+    st.set_page_config(
+        page_title="Stepwell", page_icon=LOGO, layout="wide", initial_sidebar_state=SIDEBAR
+    )
+    st.html(STYLE)
     st.logo(LOGO, size="large")
     pages = {
         name: st.Page(

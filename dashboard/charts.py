@@ -261,8 +261,12 @@ def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame({short: data[name] for short, name in named.items()})
 
 
+def ink() -> str:
+    """The colour of texts in the theme of the browser."""
+    return INK.get(st.context.theme.type or "light", INK["light"])
+
+
 def _layered(layers: list[dict[str, Any]], height: int) -> dict[str, Any]:
-    ink = INK.get(st.context.theme.type or "light", INK["light"])
-    text = {"labelColor": ink, "titleColor": ink}
+    text = {"labelColor": ink(), "titleColor": ink()}
     config = {"axis": {**text, "labelLimit": 260}, "legend": text, "view": {"stroke": None}}
     return {"layer": layers, "height": height, "config": config}

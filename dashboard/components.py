@@ -24,6 +24,8 @@ IDLE_SECONDS = 30.0
 """Seconds between refreshes of a live part without activity."""
 RETRY_SECONDS = 3.0
 """Seconds between checks whether the service is available again."""
+FIGURE = 160
+"""Width of a figure in pixels: two fit on a telephone."""
 _AWAY, _PAGES, _REFUSED = "_away", "_pages", "_refused"
 
 
@@ -290,19 +292,16 @@ def export(
             on_click="ignore",
             type="tertiary",
         )
-        st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}")
-    if sql is not None:
-        sql_note(sql, dataset=dataset)
+        st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}", width="content")
+        if sql is not None:
+            sql_note(sql, dataset=dataset)
 
 
 def numbers(items: Sequence[tuple[str, str, str]]) -> None:
-    """A row of figures: (label, value, help)."""
-    per_row = len(items) if len(items) <= 5 else -(-len(items) // 2)
-    for start in range(0, len(items), per_row):
-        for place, (label, value, note) in zip(
-            st.columns(per_row), items[start : start + per_row], strict=False
-        ):
-            place.metric(label, value, help=note or None, border=True)
+    """Figures side by side, as many to a row as fit: (label, value, help)."""
+    with st.container(horizontal=True):
+        for label, value, note in items:
+            st.metric(label, value, help=note or None, border=True, width=FIGURE)
 
 
 def histogram_sql(column: str, where: str, bins: int = 30) -> str:

@@ -32,6 +32,8 @@ DATASETS_SQL = (
     "select name, fifo_trajectories, protected_trajectories, eval_trajectories from datasets"
 )
 VERSIONS_SQL = "select version, coalesce(parent, dataset), trajectories from versions"
+LONGEST_LABEL = 32
+"""Characters of a condition that a drawing shows."""
 _NAMED = re.compile(
     r"\b(?:dataset|version)\s*(?:=|in)\s*\(?\s*((?:'[^']+'\s*,?\s*)+)", re.IGNORECASE
 )
@@ -90,16 +92,26 @@ class Lineage:
                     open_.append(after)
         return found
 
-    def dot(self) -> str:
-        """The graph for Graphviz."""
-        lines = ["digraph lineage {", "  rankdir=LR", '  node [fontname="sans-serif"]']
+    def dot(self, ink: str = "black") -> str:
+        """The graph for Graphviz, drawn in the colour `ink` on no background.
+
+        A long condition on an edge is cut; whole, it is the edge's tooltip.
+        """
+        paint = f"color={_quoted(ink)}, fontcolor={_quoted(ink)}"
+        lines = [
+            "digraph lineage {",
+            '  graph [rankdir=LR, bgcolor="transparent", nodesep=0.15]',
+            f'  node [fontname="sans-serif", {paint}]',
+            f'  edge [fontname="sans-serif", fontsize=11, {paint}]',
+        ]
         for key, node in self.nodes.items():
             shape = "cylinder" if node.kind == "dataset" else "box"
-            label = "\n".join(part for part in (node.name, node.about) if part)
+            label = "\n".join(part for part in (node.name, *node.about.split(", ")) if part)
             lines.append(f"  {_quoted(key)} [shape={shape}, label={_quoted(label)}]")
-        lines += [
-            f"  {_quoted(e.of)} -> {_quoted(e.made)} [label={_quoted(e.how)}]" for e in self.edges
-        ]
+        for e in self.edges:
+            cut = e.how if len(e.how) <= LONGEST_LABEL else e.how[: LONGEST_LABEL - 1] + "…"
+            texts = f"label={_quoted(cut)}, tooltip={_quoted(e.how)}"
+            lines.append(f"  {_quoted(e.of)} -> {_quoted(e.made)} [{texts}]")
         return "\n".join([*lines, "}"])
 
 
@@ -117,7 +129,8 @@ def read_lineage(client: Client) -> Lineage:
         edges.append(Edge(f"dataset:{source}", f"dataset:{version}", "version"))
     for name, config, status, commit, policies in _rows(client, RUNS_SQL):
         code = f", code {commit[:7]}" if commit else ""
-        _add(nodes, Node("run", name, f"{status}, {policies} policies{code}"))
+        published = f"{policies} {'policy' if policies == 1 else 'policies'}"
+        _add(nodes, Node("run", name, f"{status}, {published}{code}"))
         for dataset, how in datasets_of(orjson.loads(config)).items():
             _add(nodes, Node("dataset", dataset, "deleted"))
             edges.append(Edge(f"dataset:{dataset}", f"run:{name}", how))

@@ -56,7 +56,7 @@ def _intervals(rows: list[Any], colours: dict[str, str]) -> None:
     if len(frame):
         st.vega_lite_chart(
             *charts.intervals(
-                frame, x_title="mean return (95% interval over training seeds and episodes)",
+                frame, x_title="return (mean, 95% interval)",
                 colours={name: colours[name] for name in sorted(frame["run"])},
             ),
             key="comparison_intervals",

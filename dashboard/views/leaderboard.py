@@ -63,7 +63,7 @@ def _chart(rows: list[Any], env: str, statistic: str) -> None:
     names = [row.name for row in shown]
     palette = charts.colours(sorted(names))
     colours = {row.name: charts.QUIET if row.reference else palette[row.name] for row in shown}
-    title = f"return per episode ({STATISTICS[statistic]} and its 95% interval)"
+    title = f"return ({STATISTICS[statistic]}, 95% interval)"
     st.vega_lite_chart(
         *charts.intervals(frame, x_title=title, colours=colours), key="leaderboard_chart"
     )

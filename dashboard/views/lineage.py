@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components
+from dashboard import api, charts, components
 
 MOST_DRAWN = 60
 """Nodes of a drawing that can still be read."""
@@ -32,7 +32,7 @@ def show() -> None:
     )  # fmt: skip
     found = whole.around(str(key))
     if len(found.nodes) <= MOST_DRAWN:
-        st.graphviz_chart(found.dot(), width="stretch")
+        st.graphviz_chart(found.dot(charts.ink()), width="stretch")
     else:
         st.caption(f"{len(found.nodes):,} datasets and runs belong to it, too many for a drawing.")
     frame = pd.DataFrame(

@@ -81,8 +81,10 @@ def _figures() -> None:
             ("Silent", formatting.count(silent), "Running, but no heartbeat for 45 s"),
         ]
     )
-    st.caption(f"Last trajectory {formatting.ago(None if pd.isna(last) else float(last))}.")
-    components.sql_note(TOTALS)
+    ago = formatting.ago(None if pd.isna(last) else float(last))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"Last trajectory {ago}.", width="content")
+        components.sql_note(TOTALS)
 
 
 def _alerts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.cli import main
 from stepwell.errors import InvalidData
-from stepwell.lineage import datasets_of, read_lineage
+from stepwell.lineage import Edge, Lineage, Node, datasets_of, read_lineage
 
 SPEC = EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0")
 
@@ -42,9 +42,19 @@ def test_a_chain_is_followed_both_ways(client: Client, family: str) -> None:
     }
     first = read_lineage(client).around(f"run:{n}-a")
     assert f"dataset:{n}-stranger" not in first.nodes
-    assert "1 policies" in first.nodes[f"run:{n}-a"].about
+    assert "1 policy" in first.nodes[f"run:{n}-a"].about
     dot = found.dot()
-    assert f'"run:{n}-a" -> "dataset:{n}-new" [label="played 1, return 2"]' in dot
+    assert f'"run:{n}-a" -> "dataset:{n}-new" [label="played 1, return 2", ' in dot
+
+
+def test_a_drawing_shows_the_beginning_of_a_long_condition() -> None:
+    how = 'length > 1 and "return" > 0 and terminated and not truncated'
+    nodes = {f"{k}:{n}": Node(k, n) for k, n in (("dataset", "a"), ("run", "b"))}
+    dot = Lineage(nodes, [Edge("dataset:a", "run:b", how)]).dot("#c3ccd7")
+    label = r'label="length > 1 and \"return\" > 0 and…", tooltip='
+    assert label in dot
+    assert r"and not truncated" in dot
+    assert 'fontcolor="#c3ccd7"' in dot
 
 
 def test_a_version_stands_between_its_dataset_and_its_runs(client: Client, family: str) -> None:
