@@ -159,6 +159,7 @@ def method(
 
 health = method(2, Client.health)
 datasets = method(3, Client.datasets)
+job = method(0.3, Client.job)
 run = method(3, Client.run)
 run_log = method(3, Client.run_log)
 policies = method(3, Client.policies)
@@ -529,25 +530,16 @@ def upload(
     *,
     partition: str,
     env: str,
-    progress: Callable[[float, str], None],
+    progress: Callable[[int, int], None],
 ) -> Job:
-    """Send a file and wait for its import; `progress(0 … 1, what)` is called as it goes."""
-
-    def sent(done: int, total: int) -> None:
-        progress(0.5 * done / max(total, 1), f"sending {done / 1e6:.1f} of {total / 1e6:.1f} MB")
-
-    def read_in(job: Job) -> None:
-        progress(0.5 + 0.5 * job.progress, job.message or job.state)
-
+    """Send a file; returns the job that imports it. `progress(bytes sent, of)` is called."""
     suffix = Path(file_name).suffix.lower()
     with tempfile.TemporaryDirectory(prefix="stepwell-dash-") as folder:
         path = Path(folder) / f"upload{suffix}"
         path.write_bytes(data.getbuffer())
-        job = client().upload(
-            dataset, path, partition=partition, env=env, create=True, progress=sent, wait=False
+        return client().upload(
+            dataset, path, partition=partition, env=env, create=True, progress=progress, wait=False
         )
-        done = client().wait_job(job.id, 600, progress=read_in)
-    return done
 
 
 def tag_runs(names: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:

@@ -479,6 +479,8 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 class Job(Response):
     id: str
     kind: str
+    dataset: str = ""
+    """What it imports into."""
     state: JobState
     progress: float = 0.0
     """0 … 1."""

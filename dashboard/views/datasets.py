@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
-from dashboard.views import versions
+from dashboard.views import uploads, versions
 
 WARNED = 5
 """Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
@@ -25,10 +25,10 @@ LIST_SQL = (
 def show() -> None:
     found = api.datasets()
     with st.container(horizontal=True):
-        with st.popover("Upload a file", icon=":material/upload:", width="content"):
-            _upload([d.name for d in found])
+        uploads.popover([d.name for d in found])
         with st.popover("Create an empty dataset", icon=":material/add:", width="content"):
             _create()
+    uploads.follow()
     if not found:
         components.empty(
             "No dataset yet. Upload a D4RL or .npz file here, or from a terminal:",
@@ -202,48 +202,7 @@ def _snapshots(dataset: Any) -> None:
     components.table(frame, "snapshots")
 
 
-# --- uploads and jobs -----------------------------------------------------------------------------
-
-
-def _upload(names: list[str]) -> None:
-    file = st.file_uploader(
-        "D4RL (.hdf5) or .npz, up to 200 MB", type=["hdf5", "h5", "npz"], key="upload_file"
-    )
-    st.caption("Larger ones stream from a terminal: `stepwell import FILE --dataset NAME --env ID`")
-    name = st.text_input("Into dataset (made if it is not there)", key="upload_name")
-    if name and name in names:
-        st.caption("It exists: the file must have the same layout.")
-    env = st.text_input("Environment", key="upload_env", placeholder="Hopper-v5")
-    partition = st.segmented_control(
-        "Partition", ["protected", "fifo"], default="protected", key="upload_partition",
-        required=True,
-    )  # fmt: skip
-    if not st.button("Upload", type="primary", key="upload_go", disabled=not (file and name)):
-        return
-    assert file is not None, "the button is disabled without a file"
-    bar = st.progress(0.0, "sending")
-    made: list[Any] = []
-
-    def show(done: float, what: str) -> None:
-        bar.progress(min(done, 1.0), what)
-
-    def go() -> None:
-        made.append(
-            api.upload(
-                name, file.name, file, partition=str(partition), env=env,
-                progress=show,
-            )
-        )  # fmt: skip
-
-    if components.attempt(go, f"uploaded {file.name}"):
-        result = made[0].result or {}
-        bar.progress(1.0, "done")
-        st.success(
-            f"{formatting.count(result.get('trajectories'))} trajectories,"
-            f" {formatting.count(result.get('steps'))} transitions in `{name}`"
-        )
-        for warning in result.get("warnings", []):
-            st.warning(warning)
+# --- jobs ----------------------------------------------------------------------------------------
 
 
 def _open_jobs() -> list[str]:
@@ -260,7 +219,7 @@ def _jobs() -> None:
         [
             {
                 "job": j.id,
-                "kind": j.kind,
+                "into": j.dataset,
                 "state": components.mark(j.state),
                 "progress": j.progress,
                 "message": j.error.detail if j.error else j.message,
@@ -278,11 +237,14 @@ def _jobs() -> None:
         for warning in _warnings(job):
             st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",
                        icon=":material/warning:")  # fmt: skip
-    running = _open_jobs()
-    if running:
-        job_id = st.selectbox("Running", running, key="job_cancel")
-        if st.button("Cancel this job", icon=":material/cancel:", key="job_cancel_go"):
-            components.attempt(lambda: api.client().cancel_job(str(job_id)), "cancelled")
+    page = components.page("datasets")
+    if page is not None:
+        for job in listed[:WARNED]:
+            st.page_link(
+                page, label=f"{components.mark(job.state)}: {job.dataset or job.kind}, "
+                f"{formatting.ago(job.created_at)}", query_params={uploads.JOB: job.id},
+                icon=":material/open_in_new:",
+            )  # fmt: skip
 
 
 def _warnings(job: Any) -> list[str]:

@@ -178,7 +178,7 @@ class Imports:
                 checked = [item for item in items if isinstance(item, ValidTrajectory)]
                 bulk.add(checked)
                 done += sum(len(item.trajectory) for item in checked)
-                context.report(_PARSE_SHARE * done / steps, f"{done} of {steps} steps read")
+                context.report(_PARSE_SHARE * done / steps, f"{done:,} of {steps:,} steps read")
             if done != steps:
                 raise _foreign()
             failpoint("import.after_parse")

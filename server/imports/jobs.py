@@ -190,9 +190,10 @@ class Jobs:
     def _message(self, row: Any) -> Job:
         with self._lock:
             live = self._live.get(row["id"])
-        if live is None or row["state"] not in ("queued", "running"):
-            return Job(**row)
-        return Job(**{**row, "progress": live.progress, "message": live.message})
+        shown = {**row, "dataset": (row["payload"] or {}).get("dataset", "")}
+        if live is not None and row["state"] in ("queued", "running"):
+            shown |= {"progress": live.progress, "message": live.message}
+        return Job(**shown)
 
 
 def _interrupted() -> Problem:

@@ -1,6 +1,5 @@
 """The dashboard manages: what its buttons do is seen in the service, through its own client."""
 
-import io
 from collections.abc import Callable
 
 import numpy as np
@@ -61,44 +60,6 @@ def test_a_refused_name_is_explained_and_nothing_made(service, client: Client, p
     assert [e.message for e in drawn.exception] == []
     assert "name" in drawn.error[0].value
     assert "Not A Name" not in {d.name for d in client.datasets()}
-
-
-def test_upload_a_file(service, client: Client, name: str, page: Page) -> None:
-    """Through the page, the REST route and the confined parser, into protected."""
-    steps = 30
-    file = io.BytesIO()
-    np.savez(
-        file,
-        observations=np.random.default_rng(0).normal(size=(steps, 3)).astype(np.float32),
-        actions=np.zeros((steps, 1), np.float32),
-        rewards=np.ones(steps, np.float32),
-        terminals=np.zeros(steps, bool),
-        timeouts=np.arange(1, steps + 1) % 10 == 0,
-    )
-    drawn = page("datasets", service.url)
-    drawn.file_uploader(key="upload_file").upload("toy.npz", file.getvalue())
-    drawn.text_input(key="upload_name").set_value(name)
-    drawn.text_input(key="upload_env").set_value("Toy-v0")
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    fine(drawn)
-    made = client.dataset(name)
-    assert (made.protected.trajectories, made.protected.steps) == (3, steps)
-    assert "3 trajectories" in drawn.success[0].value
-
-
-def test_a_bad_file_is_refused_with_its_reason(
-    service, client: Client, name: str, page: Page
-) -> None:
-    drawn = page("datasets", service.url)
-    drawn.file_uploader(key="upload_file").upload("toy.npz", b"not a zip file at all")
-    drawn.text_input(key="upload_name").set_value(name)
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    assert [e.message for e in drawn.exception] == []
-    assert len(drawn.error) == 1
-    with pytest.raises(NotFound):
-        client.dataset(name)
 
 
 def test_change_settings_of_a_dataset(service, client: Client, dataset: str, page: Page) -> None:
