@@ -63,7 +63,8 @@ class MirrorState:
     specs: dict[str, str]
     """Dataset → its EnvSpec as JSON."""
     shards: dict[str, list[str]]
-    """Dataset → its live shards."""
+    """Dataset → its live shards, the one with the most rows first: DuckDB estimates all from it
+    (sql/query_tables.py)."""
     change_id: int = -1
     epoch: int = -1
     """The index's counters at which `trajectories` and the locations were refreshed."""
@@ -73,6 +74,8 @@ class MirrorState:
     """Dataset → its damaged files, with the number of trajectories in each."""
     checksums: Mapping[str, bytes] = field(default_factory=dict)
     """Checksums of all these files (server/checksums.py)."""
+    most_rows: dict[str, int] = field(default_factory=dict)
+    """Dataset → rows of its first shard."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,7 @@ class Mirror:
         self._pieces: dict[str, dict[int, _Piece]] = {name: {} for name in TABLES}
         self._specs: dict[str, str] = {}
         self._shards: dict[str, list[str]] = {}
+        self._most_rows: dict[str, int] = {}
         self._excluded: dict[str, list[tuple[str, int]]] = {}
         self._checksums: dict[str, bytes] = {}
         """Replaced, never mutated: states share it."""
@@ -141,6 +145,7 @@ class Mirror:
                 },
                 self._excluded,
                 self._checksums,
+                self._most_rows,
             )
 
     def read_locations(self, state: MirrorState, path: str) -> pa.RecordBatch:
@@ -250,13 +255,19 @@ class Mirror:
 
     def _refresh_shards(self) -> None:
         shards: dict[str, list[str]] = {}
+        most_rows: dict[str, int] = {}
         fresh: dict[str, int] = {}
-        for name, partition, shard, pk in self._db.execute(
-            "SELECT d.name, s.partition, s.id, s.pk FROM shards AS s JOIN datasets AS d"
+        for name, partition, shard, pk, rows in self._db.execute(
+            "SELECT d.name, s.partition, s.id, s.pk, s.rows FROM shards AS s JOIN datasets AS d"
             " ON d.pk = s.dataset_pk WHERE s.state = 'live' ORDER BY s.id"
         ):
             file = f"shards/{partition}/{shard}.parquet"
-            shards.setdefault(name, []).append(file)
+            files = shards.setdefault(name, [])
+            if rows > most_rows.get(name, -1):
+                most_rows[name] = rows
+                files.insert(0, file)
+            else:
+                files.append(file)
             if file not in self._checksums:
                 fresh[file] = pk
         excluded: dict[str, list[tuple[str, int]]] = {}
@@ -266,6 +277,7 @@ class Mirror:
         if (shards, excluded, specs) != (self._shards, self._excluded, self._specs):
             self._forget_checksums({*chain(*self._shards.values())} - {*chain(*shards.values())})
             self._shards, self._excluded, self._specs = shards, excluded, specs
+            self._most_rows = most_rows
             self._version += 1
         checksums = dict(self._checksums)
         for file, pk in fresh.items():

@@ -69,6 +69,7 @@ def catalog(state: MirrorState) -> dict[str, Any]:
             name: {
                 "columns": step_columns(spec),
                 "files": state.shards.get(name, []),
+                "most_rows": state.most_rows.get(name, 0),
                 "excluded": state.excluded.get(name, []),
             }
             for name, spec in state.specs.items()

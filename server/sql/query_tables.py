@@ -77,7 +77,11 @@ def _table_sql(entry: dict[str, Any]) -> str:
 
 
 def _steps_sql(entry: dict[str, Any]) -> str:
-    """Rows of the shards whose trajectory is alive, joined by file name and number in the file."""
+    """Rows of the shards whose trajectory is alive, joined by file name and number in the file.
+
+    DuckDB takes the first file's number of rows for that of every file. So the first must have the
+    most: where steps seem to be fewer than trajectories, the join holds them all in memory.
+    """
     if not entry["files"]:
         return _empty([(name, kind) for name, kind, _ in entry["columns"]])
     columns = ", ".join(f"{expr} AS {quoted(name)}" for name, _, expr in entry["columns"])
@@ -94,16 +98,17 @@ def _bare_steps(
     """One dataset's steps, or the columns that all datasets with data have in common."""
     if dataset in views:
         return f"SELECT * FROM {views[dataset]}"
-    full = {name: entry for name, entry in chosen.items() if entry["files"]}
+    full = [entry for entry in chosen.values() if entry["files"]]
     if not full:
         return _empty(catalog["common"])
+    full.sort(key=lambda entry: -entry["most_rows"])
     first, *others = [
-        {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full.values()
+        {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full
     ]
     common = [column for column in first if all(column in other for other in others)]
     # One scan of all files, not one per dataset: a GROUP BY takes megabytes for every scan.
     scans: dict[tuple[str, ...], list[str]] = {}
-    for columns, entry in zip((first, *others), full.values(), strict=True):
+    for columns, entry in zip((first, *others), full, strict=True):
         scans.setdefault(tuple(columns[c] for c in common), []).extend(entry["files"])
     return " UNION ALL ".join(
         _steps_sql(

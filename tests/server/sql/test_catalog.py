@@ -170,6 +170,7 @@ def test_the_catalog_of_a_state() -> None:
         specs={"plain": PLAIN, "rich": RICH},
         shards={"plain": ["shards/fifo/a"]},
         excluded={"rich": [("bad", 2)]},
+        most_rows={"plain": 7},
     )
     found = catalog.catalog(state)
     assert found == {
@@ -184,8 +185,18 @@ def test_the_catalog_of_a_state() -> None:
             "workers": {"columns": TABLES["workers"], "files": []},
         },
         "datasets": {
-            "plain": {"columns": PLAIN_COLUMNS, "files": ["shards/fifo/a"], "excluded": []},
-            "rich": {"columns": RICH_COLUMNS, "files": [], "excluded": [("bad", 2)]},
+            "plain": {
+                "columns": PLAIN_COLUMNS,
+                "files": ["shards/fifo/a"],
+                "most_rows": 7,
+                "excluded": [],
+            },
+            "rich": {
+                "columns": RICH_COLUMNS,
+                "files": [],
+                "most_rows": 0,
+                "excluded": [("bad", 2)],
+            },
         },
         "common": COMMON,
     }

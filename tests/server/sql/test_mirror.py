@@ -174,3 +174,17 @@ def test_replaced_files_stay_for_running_queries_and_then_go(
     monkeypatch.setattr(module, "KEEP_SECONDS", -1.0)
     world.service.mirror.state()
     assert len(list(directory.glob("trajectories_*"))) == 1
+
+
+def test_the_shard_with_the_most_rows_comes_first(make_world: Callable[..., Any]) -> None:
+    """DuckDB estimates the rows of all from the first, and holds the smaller side of a join in
+    memory: with a small shard first that was every step, at 100,000 trajectories too many."""
+    world = make_world(sql_workers=1)
+    world.create("d", SPEC)
+    lengths = (2, 40, 3)
+    for seed, length in enumerate(lengths):
+        world.post("d", [make_trajectory(SPEC, length=length, seed=seed)])
+    state = world.service.mirror.state("steps")
+    (small, large, last) = sorted(state.shards["d"])
+    assert state.shards["d"] == [large, small, last] and state.most_rows == {"d": 41}
+    assert world.rows("select count(*) from steps") == [[sum(lengths) + 3]]

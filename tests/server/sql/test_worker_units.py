@@ -130,15 +130,17 @@ def tables(store: Store) -> dict[str, Any]:
             "runs": {"columns": [["name", "VARCHAR"], ["_pk", "BIGINT"]], "files": []},
         },
         "datasets": {
-            "empty": {"columns": [*HEAD], "files": [], "excluded": [["e1", 4]]},
+            "empty": {"columns": [*HEAD], "files": [], "most_rows": 0, "excluded": [["e1", 4]]},
             "main": {
                 "columns": [*HEAD, TIME, ["speed", "DOUBLE", speed]],
                 "files": [m],
+                "most_rows": 1,
                 "excluded": [],
             },
             "plain": {
                 "columns": [*HEAD, TIME, ["speed", "DOUBLE", speed]],
                 "files": [p],
+                "most_rows": 4,
                 "excluded": [["lost", 7], ["gone", 1]],
             },
             "wide": {
@@ -149,6 +151,7 @@ def tables(store: Store) -> dict[str, Any]:
                     ["more", "INTEGER", "1"],
                 ],
                 "files": [w],
+                "most_rows": 2,
                 "excluded": [["bad", 2]],
             },
         },
@@ -1230,9 +1233,13 @@ def test_the_statements_that_make_tables() -> None:
 def test_the_statement_of_bare_steps() -> None:
     a, b, c = ["a", "INTEGER", "x"], ["b", "FLOAT", "y"], ["c", "FLOAT", "z"]
     chosen = {
-        "one": {"columns": [a, b, c], "files": ["f"]},
-        "two": {"columns": [c, ["b", "DOUBLE", "y"], ["a", "INTEGER", "other"]], "files": ["g"]},
-        "none": {"columns": [], "files": []},
+        "one": {"columns": [a, b, c], "files": ["f"], "most_rows": 5},
+        "two": {
+            "columns": [c, ["b", "DOUBLE", "y"], ["a", "INTEGER", "other"]],
+            "files": ["g"],
+            "most_rows": 5,
+        },
+        "none": {"columns": [], "files": [], "most_rows": 0},
     }
     names = {name: f"v{i}" for i, name in enumerate(chosen)}
     common = {"common": [["k", "INTEGER"]]}
@@ -1243,11 +1250,11 @@ def test_the_statement_of_bare_steps() -> None:
             query_tables._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
         )
     )
-    again = {**chosen, "three": {"columns": [c, a], "files": ["h", "i"]}}
+    again = {**chosen, "three": {"columns": [c, a], "files": ["h", "i"], "most_rows": 6}}
     assert query_tables._bare_steps(again, names, common, None) == " UNION ALL ".join(
         (
-            query_tables._steps_sql({"columns": [a, c], "files": ["f", "h", "i"]}),
-            query_tables._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
+            query_tables._steps_sql({"columns": [c, a], "files": ["h", "i", "f"]}),
+            query_tables._steps_sql({"columns": [c, ["a", "INTEGER", "other"]], "files": ["g"]}),
         )
     )
     assert query_tables._bare_steps({"one": chosen["one"]}, names, common, None) == (
@@ -1288,6 +1295,7 @@ def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
             f"d{n}": {
                 "columns": [*own, [f"obs.{n % 3}", "DOUBLE", f's."obs.{n % 3}"']],
                 "files": [name],
+                "most_rows": 2,
                 "excluded": [],
             }
             for n, name in enumerate(shards)
@@ -1349,7 +1357,12 @@ def test_the_columns_of_a_spec_can_be_selected(connect: Callable[[], Any], store
     tables = {
         "tables": {"trajectories": {"columns": kinds, "files": [listed]}},
         "datasets": {
-            "every": {"columns": catalog.step_columns(spec), "files": [file], "excluded": []}
+            "every": {
+                "columns": catalog.step_columns(spec),
+                "files": [file],
+                "most_rows": 1,
+                "excluded": [],
+            }
         },
         "common": catalog.COMMON,
     }
