@@ -13,6 +13,10 @@ from stepwell.errors import InvalidData
 
 Files = dict[str, Path]
 """Name in the zip → file."""
+PICKLE = (
+    "a .traj file of AMAGO is a pickle, which can run code, so it is not read: save it as .npz "
+    'where AMAGO is installed, load_traj_from_disk(path).save_to_disk(path[:-5], save_as="npz")'
+)
 
 
 def _minari(folder: Path) -> Files | None:
@@ -21,8 +25,29 @@ def _minari(folder: Path) -> Files | None:
     return files if all(file.is_file() for file in files.values()) else None
 
 
+def _amago(folder: Path) -> Files | None:
+    """A buffer, its folder, or a folder with trajectories."""
+    found: Files = {}
+    for place in ("", "fifo", "protected", "buffer/fifo", "buffer/protected"):
+        for path in sorted((folder / place).glob("*")):
+            if path.suffix == ".traj":
+                raise InvalidData(PICKLE, expected=".npz files", got=str(path))
+            if path.suffix == ".npz" and _has_member(path, "rl2s.npy"):
+                found[f"{place}/{path.name}".lstrip("/")] = path
+    return found or None
+
+
+def _has_member(path: Path, member: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return member in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "minari": ("Minari's data/metadata.json and data/main_data.hdf5", _minari),
+    "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""
 

@@ -159,23 +159,25 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
     layout = source.layout
     came_from = f"{options.format}:{options.sha256}"
     for index, (number, steps) in enumerate(layout.episodes):
-        about = source.about(number)
-        infos = {
-            key: fit_info(
-                key,
-                _number(source, number, layout.infos[key], about.name)
-                if key in layout.infos
-                else None,
-                space,
-                steps + 1,
-                dict(layout.dropped),
-            )
-            for key, space in spec.infos.items()
-        }
-        with np.errstate(over="ignore"):
-            rewards = np.asarray(about.rewards).astype(np.float32)
-        said = about.metadata
+        name = f"episode {number}"
         try:
+            about = source.about(number)
+            name = about.name
+            infos = {
+                key: fit_info(
+                    key,
+                    _number(source, number, layout.infos[key], name)
+                    if key in layout.infos
+                    else None,
+                    space,
+                    steps + 1,
+                    dict(layout.dropped),
+                )
+                for key, space in spec.infos.items()
+            }
+            with np.errstate(over="ignore"):
+                rewards = np.asarray(about.rewards).astype(np.float32)
+            said = about.metadata
             yield Trajectory(
                 obs=_fitted(source, number, layout.observations, spec.observations, spec, about),
                 actions=_fitted(source, number, layout.actions, spec.actions, spec, about),
@@ -194,7 +196,7 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
             )
         except InvalidTrajectory as error:
             raise ImportRefused(
-                f"{about.name}: {error}", expected=error.expected, got=error.got
+                f"{name}: {error}", expected=error.expected, got=error.got
             ) from None
 
 

@@ -35,7 +35,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
     check_magic(file, b"PK\x03\x04", "an .npz file", "a numpy .npz archive")
     try:
         with zipfile.ZipFile(file) as archive:
-            members = _members(archive)
+            members = members_of(archive)
             source = RawFile()
             for name, member in [*members.items()]:
                 info = info_name(name)
@@ -43,7 +43,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
                     source.dropped[info] = why
                     del members[name]
             check_size(sum(m.file_size for m in members.values()), size, memory)
-            read_arrays(source, members, lambda name, member: _array(archive, member, name))
+            read_arrays(source, members, lambda name, member: array_of(archive, member, name))
             return source
     except ImportRefused:
         raise
@@ -57,7 +57,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
         raise ImportRefused(f"the .npz file cannot be read: {str(error)[:200]}") from None
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def members_of(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """By key (the name without .npy); checks every entry, also those that are not read."""
     infos = archive.infolist()
     if len(infos) > min(MAX_MEMBERS_ZIP, MAX_MEMBERS):
@@ -115,7 +115,7 @@ def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dty
     return shape, fortran, dtype
 
 
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
+def array_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
     """One array; checks the size in its header against the size in the directory."""
     with archive.open(info) as member:
         shape, _, dtype = _header(member, name)

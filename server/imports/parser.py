@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 4 << 20
-LANDMARKS = {"main_data.hdf5": "minari"}
-"""A file that only folders of one format have."""
+LANDMARKS = {"main_data.hdf5": "minari", ".npz": "amago", ".traj": "amago"}
+"""A file, or a suffix, that only folders of one format have."""
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari"}
+READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari", "amago": "amago"}
 """Format → module of this package with its `reading` (raw_file.py: Reading)."""
 
 
@@ -115,7 +115,8 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
     names = Archive(file, options.size, memory).names
     file.seek(0)
     for name, format_ in LANDMARKS.items():
-        if any(n == name or n.endswith(f"/{name}") for n in names):
+        end = name if name.startswith(".") else f"/{name}"
+        if any(f"/{n}".endswith(end) for n in names):
             return format_
     if asked == "d4rl":
         return asked
