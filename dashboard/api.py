@@ -171,6 +171,7 @@ trajectory = method(3, Client.trajectory)
 steps = method(60, Client.steps)
 """A whole trajectory; it never changes, only its labels do."""
 query_schema = method(60, Client.query_schema)
+saved_queries = method(3, Client.saved_queries)
 tokens = method(3, Client.tokens)
 videos = method(3, Client.videos)
 video = method(60, Client.video, entries=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from stepwell._plural import pluralize as pluralize  # numbers of things
@@ -9,6 +10,13 @@ from stepwell._sql import literal as literal  # strings in queries
 from stepwell._sql import quoted as quoted  # names in queries
 from stepwell.commands import common
 from stepwell.commands.common import value_of as value_of  # typed by people
+
+
+def text_of(value: object) -> str:
+    """The inverse of `value_of`: what a person would type for a parameter's value."""
+    if isinstance(value, str):
+        return value if value_of(value) == value else json.dumps(value)
+    return "" if value is None else json.dumps(value)
 
 
 def count(number: float | None) -> str:

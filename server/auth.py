@@ -53,6 +53,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (_GET, rf"/v1/datasets/{_NAME}(/consumers)?", ("read", "train", "ingest:{dataset}")),
     (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
     (_GET, r"/v1/query/schema", ("sql", "read")),
+    (_GET, r"/v1/queries(/.*)?", ("sql", "read", "train")),
     (_GET, r"/openapi\.json", ("read", "sql", "train", "ingest")),
     (_GET, r"/v1/.*|/metrics", ("read", "train")),
     (("POST",), r"/v1/datasets", ("ingest:*",)),
@@ -61,6 +62,8 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("POST",), rf"/v1/datasets/{_NAME}/versions", ("train",)),
     (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
     (("POST",), r"/v1/query", ("sql",)),
+    # The route refuses whoever is neither its owner nor an admin.
+    (("PUT", "DELETE"), r"/v1/queries/[^/]+", ("sql",)),
     (("PUT", "PATCH", "DELETE"), r"/v1/datasets/[^/]+/consumers/[^/]+", ("train",)),
     (("POST",), r"/v1/snapshots", ("train",)),
     (("PUT", "DELETE"), r"/v1/snapshots/[^/]+/lease", ("train",)),

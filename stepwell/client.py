@@ -55,6 +55,7 @@ from stepwell.messages import (
     Policy,
     Run,
     RunPage,
+    SavedQuery,
     Series,
     Snapshot,
     Token,
@@ -664,6 +665,33 @@ class Client(Transport):
     def query_schema(self) -> messages.QuerySchema:
         """Return the tables and columns that are currently available in SQL."""
         return self.ask(messages.QuerySchema, "GET", "/v1/query/schema")
+
+    def save_query(
+        self,
+        name: str,
+        sql: str,
+        *,
+        description: str = "",
+        params: Mapping[str, Any] | None = None,
+        dataset: str | None = None,
+    ) -> SavedQuery:
+        """Keep a query under a name, for everybody, or replace it. `params`: values of its $name
+        placeholders where a caller gives none. Raises `Unauthorized` if it is another token's."""
+        values = {"sql": sql, "description": description, "params": dict(params or {})}
+        body = request(messages.SaveQuery, **values, dataset=dataset)
+        return self.ask(SavedQuery, "PUT", route("queries", name), body=body)
+
+    def saved_queries(self) -> list[SavedQuery]:
+        """Return all saved queries, newest first."""
+        return self.items(SavedQuery, "/v1/queries")
+
+    def saved_query(self, name: str) -> SavedQuery:
+        """Return a saved query. Raises `NotFound`."""
+        return self.ask(SavedQuery, "GET", route("queries", name))
+
+    def delete_saved_query(self, name: str) -> None:
+        """Delete a saved query, which only its owner or an admin may."""
+        self.call("DELETE", route("queries", name), idempotent=False)
 
     # --- snapshots, leases, manifests and shards --------------------------------------------------
 

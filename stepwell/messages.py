@@ -536,6 +536,33 @@ class QuerySchema(Response):
     tables: list[Table]
 
 
+ParamName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
+ParamValue = Text | bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | Finite | None
+
+
+class SaveQuery(Request):
+    """SQL to keep under a name."""
+
+    sql: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+    description: Text = ""
+    params: Annotated[dict[ParamName, ParamValue], Field(max_length=50)] = {}
+    """Values of its $name placeholders, used where a caller gives none."""
+    dataset: Name | None = None
+    """As that of `Query`."""
+
+
+class SavedQuery(Response):
+    name: str
+    sql: str
+    description: str = ""
+    params: Json = {}
+    dataset: str | None = None
+    owner: str
+    """The id of the token that saved it first, "operator" or "local"."""
+    created_at: float
+    updated_at: float
+
+
 # --- snapshots ---------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, completion, components, formatting
-from dashboard.views import answer
+from dashboard.views import answer, saved
 
 EXAMPLES = {
     "What is there": (
@@ -42,11 +42,14 @@ EXAMPLES = {
 }
 DEFAULT = EXAMPLES["What is there"]
 HISTORY = "sql_history"
+EVERY = "all datasets (common columns)"
 
 
 @components.view("SQL", "One SELECT over everything the service knows. Rows of `steps` are T+1 "
                  "per trajectory; `trajectories.length` is T.")  # fmt: skip
 def show() -> None:
+    if name := st.query_params.get("saved"):
+        components.guarded(lambda: saved.open_linked(name))
     # The editor starts with the query in the URL, else with the first example.
     if "q" not in st.session_state and "q" not in st.query_params:
         st.session_state["q"] = DEFAULT
@@ -61,7 +64,7 @@ def show() -> None:
             names = [d.name for d in api.datasets()]
             dataset = st.selectbox(
                 "Bare `steps` means", [None, *names], key="dataset", bind="query-params",
-                format_func=lambda n: n or "all datasets (common columns)",
+                format_func=lambda n: n or EVERY, placeholder=EVERY,
             )  # fmt: skip
             limit = st.number_input(
                 "Rows at most", 1, 100_000, 1000, key="limit", bind="query-params"
@@ -71,9 +74,11 @@ def show() -> None:
             )
         completion.draw("q", api.query_schema().tables, query, dataset)
         params = _params(query)
-        st.button(
-            "Run", type="primary", icon=":material/play_arrow:", key="run", shortcut="mod+enter"
-        )
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button(
+                "Run", type="primary", icon=":material/play_arrow:", key="run", shortcut="mod+enter"
+            )
+            saved.menu(query, params, dataset)
         if missing := [f"${name}" for name, value in params.items() if value == ""]:
             st.info(f"Give {' and '.join(missing)} a value.", icon=":material/edit:")
         elif query.strip():

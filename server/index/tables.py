@@ -10,7 +10,7 @@
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
-          └─< evaluations ─< videos
+          └─< evaluations ─< videos               saved_queries
 
 Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
 seconds; db.py), which no jump of the wall clock changes. JSON is stored as text; it is a `Text`
@@ -43,7 +43,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0013"
+REVISION = "0014"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -510,6 +510,20 @@ audit = Table(
     Column("subject", Text, nullable=False),
     Column("detail", JSON, nullable=False, server_default="{}"),
     Index("ix_audit_action_subject", "action", "subject"),
+)
+
+saved_queries = Table(
+    "saved_queries",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("sql", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("params", JSON, nullable=False),  # {name: default value}
+    Column("dataset", String(64)),  # whose steps bare `steps` are
+    Column("owner", Text, nullable=False),  # token id, or "local"
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
 )
 
 # --- triggers -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from stepwell.spaces import EnvSpec
 # In this order: each refers only to earlier ones.
 TABLES = (
     *("runs", "metrics", "policies", "policy_aliases", "evaluations", "videos"),
-    *("tokens", "audit"),
+    *("tokens", "audit", "saved_queries"),
 )
 LABELS = ("tags", "flags", "notes")
 CAPACITY = ("capacity_trajectories", "capacity_steps", "capacity_bytes")
@@ -64,7 +64,8 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
     if old is None or not _is_index(old):
         found.lost += [
-            "runs with their metrics and logs, evaluations with their videos, tokens, the audit",
+            "runs with their metrics and logs, evaluations with their videos, tokens, the audit,"
+            " saved queries",
             "capacities, descriptions and tags of datasets; labels set on trajectories after"
             " they were stored, including 'protected'",
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from stepwell._plural import pluralize
+from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData
 from stepwell.sql_result import SqlResult
@@ -25,6 +27,9 @@ EXAMPLES = """\
   stepwell sql --param low=50 'select id from trajectories where return > $low'
   stepwell sql --csv --limit 100000 < query.sql > answer.csv
   stepwell sql --schema
+  stepwell sql --save best --description "Best episodes" --param low=50 'select … $low'
+  stepwell sql --saved best --param low=100
+  stepwell sql --list
 
 Tables and columns: docs/sql.md."""
 
@@ -43,20 +48,31 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--csv", action="store_true", help="print CSV (not with --json)")
     parser.add_argument("--arrow", type=Path, metavar="FILE", help="write an Arrow IPC file")
     parser.add_argument("--schema", action="store_true", help="print tables and columns")
+    saved = parser.add_argument_group(
+        "saved queries", "kept by the service for everybody; --param gives what they start with"
+    ).add_mutually_exclusive_group()
+    saved.add_argument("--save", metavar="NAME", help="keep the query under a name; do not run it")
+    saved.add_argument("--saved", metavar="NAME", help="run the query of that name")
+    saved.add_argument("--list", action="store_true", help="print all saved queries")
+    saved.add_argument("--delete", metavar="NAME", help="delete a saved query")
+    parser.add_argument("--description", default="", help="of the query, with --save")
     common.add_connection(parser)
     args = parser.parse_args(argv)
     if args.csv and args.json:
         parser.error("--csv and --json: give one of them")
     if args.schema:
         return _schema(args)
-    query = args.query if args.query is not None and args.query != "-" else sys.stdin.read()
-    if not query.strip():
-        raise InvalidData("no query", expected="a SELECT as argument or on stdin")
-    params = _params(args.param)
-    with common.connect(args) as client:
-        result = client.sql(
-            query, params, dataset=args.dataset, limit=args.limit, timeout=args.timeout
+    if args.list or args.delete:
+        return _list(args) if args.list else _delete(args)
+    if args.saved and args.query is not None:
+        raise InvalidData(
+            "--saved runs the query of that name", expected="no other", got=args.query
         )
+    with common.connect(args) as client:
+        query, params, dataset = _query(args, client)
+        if args.save:
+            return _save(args, client, query, params)
+        result = client.sql(query, params, dataset=dataset, limit=args.limit, timeout=args.timeout)
     if args.arrow:
         _write_arrow(result, args.arrow)
     elif args.csv:
@@ -83,6 +99,57 @@ def main(argv: list[str] | None = None) -> int:
             f"{one.dataset} left out: {one.file} is damaged; see stepwell fsck",
             file=sys.stderr,
         )
+    return 0
+
+
+def _query(
+    args: argparse.Namespace, client: Client
+) -> tuple[str, dict[str, Any] | None, str | None]:
+    """The SQL, its parameters and the dataset of `steps`: as given, else as saved."""
+    params = _params(args.param)
+    if args.saved:
+        kept = client.saved_query(args.saved)
+        return kept.sql, {**kept.params, **(params or {})} or None, args.dataset or kept.dataset
+    query = args.query if args.query is not None and args.query != "-" else sys.stdin.read()
+    if not query.strip():
+        raise InvalidData("no query", expected="a SELECT as argument or on stdin")
+    return query, params, args.dataset
+
+
+def _save(
+    args: argparse.Namespace, client: Client, query: str, params: dict[str, Any] | None
+) -> int:
+    kept = client.save_query(
+        args.save, query, description=args.description, params=params, dataset=args.dataset
+    )
+    if args.json:
+        common.print_json(kept)
+    else:
+        print(f"saved; run it: stepwell sql --saved {kept.name}")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    with common.connect(args) as client:
+        found = client.saved_queries()
+    if args.json:
+        common.print_json(found)
+        return 0
+    rows = [
+        (q.name, q.description, ", ".join(f"{k}={v}" for k, v in q.params.items()), q.owner,
+         common.ago(q.updated_at))
+        for q in found
+    ]  # fmt: skip
+    common.print_table(
+        ["name", "description", "parameters", "owner", "saved"], rows, empty="no saved queries"
+    )
+    return 0
+
+
+def _delete(args: argparse.Namespace) -> int:
+    with common.connect(args) as client:
+        client.delete_saved_query(args.delete)
+    print(f"saved query {args.delete} deleted")
     return 0
 
 

@@ -131,7 +131,8 @@ def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"table datasets", "table runs"}
     new = after.keys() - before.keys()
-    assert all(any(what in name for what in ("consumers", "videos", "version")) for name in new)
+    made = ("consumers", "videos", "version", "saved_queries")
+    assert all(any(what in name for what in made) for name in new)
     with closing(sqlite3.connect(first)) as index:
         found = index.execute("SELECT name, owner, inserted_steps FROM datasets").fetchall()
     assert found == [("a", "", 60)], "its training steps, of both partitions"

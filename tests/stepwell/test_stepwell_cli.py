@@ -268,6 +268,21 @@ def test_values_of_a_query_are_typed(run, ask, dataset, name):
     assert status == 2 and "expected NAME=VALUE; got name" in err
 
 
+def test_saved_queries(run, ask, dataset, name):
+    query = "select length from trajectories where dataset = $name and length > $low order by 1"
+    words = ("--param", f"name={name}", "--param", "low=1", "--description", "long ones")
+    assert "stepwell sql --saved" in run("sql", "--save", name, query, *words)[1]
+    assert [row[0] for row in ask("sql", "--saved", name)["rows"]] == [2, 3]
+    assert [row[0] for row in ask("sql", "--saved", name, "--param", "low=2")["rows"]] == [3]
+    assert "long ones" in run("sql", "--list")[1]
+    assert name in [q["name"] for q in ask("sql", "--list")]
+    status, _, err = run("sql", "--saved", name, "select 1")
+    assert status == 2 and "expected no other" in err
+    assert run("sql", "--delete", name)[0] == 0
+    status, _, err = run("sql", "--saved", name)
+    assert status == 1 and "there is no saved query" in err
+
+
 def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
     query = f"select length, return from trajectories where dataset = '{name}' order by length"
     status, out, _ = run("sql", query)
