@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 
 from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell._sql import literal as literal  # strings in queries
@@ -17,6 +19,28 @@ def text_of(value: object) -> str:
     if isinstance(value, str):
         return value if value_of(value) == value else json.dumps(value)
     return "" if value is None else json.dumps(value)
+
+
+_QUOTED = r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/"""
+_PLACEHOLDER = re.compile(rf"{_QUOTED}|\$(?P<name>[A-Za-z_]\w*)(?![\w$])", re.DOTALL)
+
+
+def placeholders(query: str) -> list[str]:
+    """The names of its $name placeholders, but not those in strings, names and comments."""
+    return list(dict.fromkeys(m["name"] for m in _PLACEHOLDER.finditer(query) if m["name"]))
+
+
+def with_values(query: str, values: Mapping[str, object]) -> str:
+    """The query with its placeholders as SQL literals, for where no parameters can be given."""
+
+    def written(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in values:
+            return found[0]
+        value = values[name]
+        return literal(value) if isinstance(value, str) else json.dumps(value)
+
+    return _PLACEHOLDER.sub(written, query)
 
 
 def count(number: float | None) -> str:

@@ -18,6 +18,8 @@ FILES = {
     "Arrow": ("arrow", "application/vnd.apache.arrow.file"),
 }
 MOST_COLOURS = 20
+MOST_TEXT = 4096
+"""Of the description of a version."""
 KINDS = ("line", "bars", "dots", "histogram")
 
 
@@ -32,7 +34,9 @@ def draw(query: str, params: dict[str, Any], dataset: str | None, answer: api.An
     _download(query, params, dataset)
     _chart(answer.frame)
     if "id" in answer.frame.columns:
-        _train(query, params, answer.frame)
+        chosen = formatting.with_values(query, params)
+        _train(chosen, answer.frame)
+        _version(chosen, answer.frame, dataset)
     _as_python(query, params, dataset)
 
 
@@ -103,13 +107,10 @@ def _drawn(
 # --- elsewhere ------------------------------------------------------------------------------------
 
 
-def _train(query: str, params: dict[str, Any], frame: pd.DataFrame) -> None:
+def _train(query: str, frame: pd.DataFrame) -> None:
     with st.expander("Train on this", icon=":material/school:"):
-        if params:
-            st.info("A selection has no parameters: write their values into the query.")
-            return
         where = selection(query)
-        found = list(frame["dataset"].unique()) if "dataset" in frame.columns else []
+        found = _datasets(frame)
         name = str(found[0]) if len(found) == 1 else "DATASET"
         st.caption("These trajectories, as the selection of a run. It is resolved when it starts.")
         st.code(
@@ -122,6 +123,48 @@ def _train(query: str, params: dict[str, Any], frame: pd.DataFrame) -> None:
             f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
             language=None,
         )
+
+
+def _datasets(frame: pd.DataFrame) -> list[str]:
+    return [str(name) for name in frame["dataset"].unique()] if "dataset" in frame.columns else []
+
+
+def _version(query: str, frame: pd.DataFrame, dataset: str | None) -> None:
+    with st.expander("Make a version", icon=":material/bookmark_add:"):
+        names = _datasets(frame) or [d.name for d in api.datasets()]
+        with st.form("make_version", border=False):
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                of = st.selectbox(
+                    "Of the dataset", names, key="make_version_of",
+                    index=names.index(dataset) if dataset in names else 0,
+                )  # fmt: skip
+                name = st.text_input("Name", key="make_version_name", placeholder="v1")
+                licence = st.text_input("Licence", key="make_version_licence")
+            with_eval = st.checkbox("With evaluation episodes", key="make_version_eval")
+            st.caption(
+                "Those of its trajectories whose ids the whole query returns now. They become "
+                "protected while the version exists; its description is the query."
+            )
+            sent = st.form_submit_button("Create", type="primary", key="make_version_go")
+        if sent and not name.strip():
+            st.warning("Give it a name, such as v1.")
+        elif sent and components.attempt(
+            lambda: api.client().create_version(
+                str(of), name.strip(), where=selection(query), description=query[:MOST_TEXT],
+                licence=licence, include_eval=with_eval,
+            ),
+            f"version {of}@{name.strip()} created",
+        ):  # fmt: skip
+            _made(str(of), name.strip())
+
+
+def _made(dataset: str, name: str) -> None:
+    made = api.client().version(f"{dataset}@{name}")
+    many = formatting.pluralize(made.statistics.trajectories, "trajectory", "trajectories")
+    st.success(f"`{made.version}` has {many}.", icon=":material/check:")
+    if (there := components.page("datasets")) is not None:
+        link = {"dataset": dataset, "version": name}
+        st.page_link(there, label="Open it", icon=":material/database:", query_params=link)
 
 
 def selection(query: str) -> str:

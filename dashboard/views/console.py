@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -87,12 +86,9 @@ def show() -> None:
             components.empty("Write a query, or take an example from the right.")
 
 
-PLACEHOLDER = re.compile(r"\$([A-Za-z_]\w*)(?![\w$])")
-
-
 def _params(query: str) -> dict[str, Any]:
     """A field for each $name of the query; its value is in the URL."""
-    names = list(dict.fromkeys(PLACEHOLDER.findall(query)))
+    names = formatting.placeholders(query)
     if not names:
         return {}
     params = {}

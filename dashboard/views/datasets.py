@@ -91,7 +91,8 @@ def _detail(dataset: Any) -> None:
         for tag in dataset.tags:
             st.badge(tag)
     summary, schema, versioned, snapshots, jobs, manage = st.tabs(
-        ["Summary", "Schema", "Versions", "Snapshots", "Imports", "Manage"]
+        ["Summary", "Schema", "Versions", "Snapshots", "Imports", "Manage"],
+        default="Versions" if "version" in st.query_params else None,
     )
     with summary:
         components.guarded(lambda: _summary(dataset))
