@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from stepwell.errors import InvalidData
 
 Files = dict[str, Path]
 """Name in the zip → file."""
+PART = re.compile(r"\d+/part-\d+\.(arrow|parquet)")
 PICKLE = (
     "a .traj file of AMAGO is a pickle, which can run code, so it is not read: save it as .npz "
     'where AMAGO is installed, load_traj_from_disk(path).save_to_disk(path[:-5], save_as="npz")'
@@ -21,8 +23,17 @@ PICKLE = (
 
 def _minari(folder: Path) -> Files | None:
     data = folder / "data" if (folder / "data").is_dir() else folder
-    files = {name: data / name for name in ("metadata.json", "main_data.hdf5")}
-    return files if all(file.is_file() for file in files.values()) else None
+    about, main = data / "metadata.json", data / "main_data.hdf5"
+    if not about.is_file():
+        return None
+    if main.is_file():
+        return {about.name: about, main.name: main}
+    parts = [p for p in data.glob("*/part-*") if PART.fullmatch(f"{p.parent.name}/{p.name}")]
+    files = {f"{p.parent.name}/{p.name}": p for p in sorted(parts)}
+    for name in sorted({part.parent.name for part in parts}):
+        if (said := data / name / about.name).is_file():
+            files[f"{name}/{said.name}"] = said
+    return {about.name: about, **files} if files else None
 
 
 def _amago(folder: Path) -> Files | None:
@@ -46,7 +57,10 @@ def _has_member(path: Path, member: str) -> bool:
 
 
 FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
-    "minari": ("Minari's data/metadata.json and data/main_data.hdf5", _minari),
+    "minari": (
+        "Minari's data/metadata.json with data/main_data.hdf5 or data/0/part-0.arrow, …",
+        _minari,
+    ),
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""

@@ -54,6 +54,9 @@ class Archive:
         below = (n for n in self._members if n.startswith(self._root))
         return sorted(n.removeprefix(self._root) for n in below)
 
+    def has(self, name: str) -> bool:
+        return self._root + name in self._members
+
     def size(self, name: str) -> int:
         """Bytes of a member unpacked, as the archive claims."""
         return self._info(name).file_size

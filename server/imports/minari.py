@@ -1,7 +1,8 @@
 """A genuine Minari dataset → trajectories. Untrusted: runs only in the sandbox.
 
 Either `main_data.hdf5` alone, whose spaces are derived from the data, or the zip of the dataset's
-folder: `metadata.json` with `main_data.hdf5` (minari_hdf5.py).
+folder: `metadata.json` with `main_data.hdf5` (minari_hdf5.py), or with a folder of Arrow or Parquet
+files per episode (minari_arrow.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import h5py
 
 from server.imports import minari_hdf5, named
 from server.imports.archive import Archive
+from server.imports.minari_arrow import PART, ArrowEpisodes
 from server.imports.minari_metadata import METADATA, Metadata
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
 
@@ -42,33 +44,49 @@ def reading(
     main: BinaryIO = file
     if zipfile.is_zipfile(file):
         archive = Archive(file, options.size, memory)
-        if not archive.enter(METADATA) or MAIN not in archive.names:
+        entered = archive.enter(METADATA)
+        metadata = Metadata(archive.json(METADATA) if entered else {})
+        if entered and any(PART.fullmatch(name) for name in archive.names):
+            source = ArrowEpisodes(archive, metadata, options, memory)
+            yield _read(source, metadata, options, memory, max_rows)
+            return
+        if not entered or not archive.has(MAIN):
             raise ImportRefused(
                 "not the zip of a Minari dataset",
-                expected=f"{METADATA} and {MAIN} (stepwell import FOLDER makes it)",
+                expected=f"{METADATA} and {MAIN}, or <episode>/part-0.arrow or .parquet "
+                "(stepwell import FOLDER makes it)",
                 got=", ".join(archive.names[:20])[:200],
             )
-        metadata = Metadata(archive.json(METADATA))
-        if metadata.written.get("data_format", "hdf5") != "hdf5":
+        if (kind := metadata.written.get("data_format", "hdf5")) != "hdf5":
             raise ImportRefused(
                 f"{METADATA} describes another format",
-                expected='"data_format": "hdf5"',
-                got=str(metadata.written)[:100],
+                expected=f'"data_format": "hdf5", as there is {MAIN}',
+                got=str(kind)[:100],
             )
         main = archive.open(MAIN)
     file.seek(0)
     try:
         with minari_hdf5.opened(main) as h5:
-            source = minari_hdf5.Hdf5Episodes(h5, metadata, options, memory)
-            metadata.check_counts(source.layout)
-            found = named.reading(source, options, memory, max_rows, dict(metadata.shown))
-            if any(leaf.kind == "frames" for leaf in source.layout.observations.values()):
-                found.warnings.append(
-                    "images were stored as JPEG, which changes pixels: what is stored "
-                    "here is what the JPEG shows"
-                )
-            yield found
+            episodes = minari_hdf5.Hdf5Episodes(h5, metadata, options, memory)
+            yield _read(episodes, metadata, options, memory, max_rows)
     except ImportRefused:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise minari_hdf5.damaged(error, options.size) from None
+
+
+def _read(
+    source: named.Episodes,
+    metadata: Metadata,
+    options: ImportOptions,
+    memory: int,
+    max_rows: int,
+) -> Reading:
+    metadata.check_counts(source.layout)
+    found = named.reading(source, options, memory, max_rows, dict(metadata.shown))
+    if any(leaf.kind == "frames" for leaf in source.layout.observations.values()):
+        found.warnings.append(
+            "images were stored as JPEG, which changes pixels: what is stored "
+            "here is what the JPEG shows"
+        )
+    return found

@@ -14,6 +14,7 @@ The parent validates the output like any upload.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
     from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 4 << 20
-LANDMARKS = {"main_data.hdf5": "minari", ".npz": "amago", ".traj": "amago"}
-"""A file, or a suffix, that only folders of one format have."""
+LANDMARKS = {
+    r"(.*/)?main_data\.hdf5": "minari",
+    r"(.*/)?\d+/part-\d+\.(arrow|parquet)": "minari",
+    r".*\.(npz|traj)": "amago",
+}
+"""Names that only folders of one format have."""
 
 
 def main(argv: list[str]) -> int:
@@ -114,15 +119,14 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
         return "minari" if minari.is_minari(file) else "d4rl"
     names = Archive(file, options.size, memory).names
     file.seek(0)
-    for name, format_ in LANDMARKS.items():
-        end = name if name.startswith(".") else f"/{name}"
-        if any(f"/{n}".endswith(end) for n in names):
+    for pattern, format_ in LANDMARKS.items():
+        if any(re.fullmatch(pattern, name) for name in names):
             return format_
     if asked == "d4rl":
         return asked
     raise ImportRefused(
         "the zip is not of a known dataset",
-        expected=f"a folder with {' or '.join(LANDMARKS)}",
+        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}",
         got=", ".join(names[:20])[:200],
     )
 
