@@ -48,6 +48,21 @@ def _amago(folder: Path) -> Files | None:
     return found or None
 
 
+def _rlds(folder: Path) -> Files | None:
+    """A version's folder of TFDS, or the folder of a dataset with one version."""
+    versions = [p.parent for p in (*folder.glob("features.json"), *folder.glob("*/features.json"))]
+    if len(versions) > 1:
+        raise InvalidData(
+            f"{folder} has several versions", expected="one, for instance " + str(versions[0])
+        )
+    found: Files = {}
+    for version in versions:
+        names = ("features.json", "dataset_info.json")
+        about = [version / name for name in names if (version / name).is_file()]
+        found |= {path.name: path for path in (*about, *sorted(version.glob("*.tfrecord-*")))}
+    return found or None
+
+
 def _has_member(path: Path, member: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
@@ -62,6 +77,7 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
         _minari,
     ),
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
+    "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""
 

@@ -11,6 +11,8 @@ from server.imports.raw_file import Array, ImportRefused
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG"
 MAX_PIXELS = 1 << 24
+MODES = ("L", "RGB", "RGBA")
+"""Others, such as 16 bits or a palette, would be other numbers as bytes."""
 
 
 def pixels(
@@ -29,6 +31,8 @@ def pixels(
             with Image.open(io.BytesIO(frame), formats=formats) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels")
+                if image.mode not in MODES:
+                    raise ValueError(f"pixels of the mode {image.mode}, not one of {MODES}")
                 images.append(np.asarray(image, np.uint8))
             if images[0].nbytes * len(images) > memory:
                 raise ValueError("they need more memory than an import may have")

@@ -35,6 +35,7 @@ LANDMARKS = {
     r"(.*/)?main_data\.hdf5": "minari",
     r"(.*/)?\d+/part-\d+\.(arrow|parquet)": "minari",
     r".*\.(npz|traj)": "amago",
+    r".*\.tfrecord-\d+-of-\d+": "rlds",
 }
 """Names that only folders of one format have."""
 
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari", "amago": "amago"}
+READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari", "amago": "amago", "rlds": "rlds"}
 """Format → module of this package with its `reading` (raw_file.py: Reading)."""
 
 

@@ -29,8 +29,8 @@ NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
 GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
-Upload an offline dataset (a D4RL or npz file, or a folder of Minari or AMAGO) and wait until the
-service has stored it.
+Upload an offline dataset (a D4RL or npz file, or a folder of Minari, AMAGO or RLDS) and wait until
+the service has stored it.
 
 All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
 A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was
@@ -41,6 +41,7 @@ EXAMPLES = """\
   stepwell import babyai.hdf5 --dataset babyai --option drop-infos=mission,seed
   stepwell import ~/.minari/datasets/D4RL/door/human-v2 --dataset door
   stepwell import ~/amago_runs/my_buffer --dataset old-run
+  stepwell import ~/tensorflow_datasets/my_robot/1.0.0 --dataset my-robot
   stepwell import hopper/ --dataset hopper-copy
 
 The layout of the formats: docs/own_data.md, docs/formats.md."""
