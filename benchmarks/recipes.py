@@ -9,7 +9,7 @@ shorter than the window cost less. The cost of reading data, publishing and chec
 included.
 
 benchmarks/results/recipes.json is written after each recipe; the results of other recipes are kept.
---write-docs also replaces the table in docs/training.md.
+--write-docs also replaces the table in docs/training.md, and trainer/recipe_speeds.toml.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, own_settings, recipe
 
 PAGE = ROOT / "docs" / "training.md"
+SPEEDS = ROOT / "trainer" / "recipe_speeds.toml"
 LEAST_UPDATES = 2
 
 Line = dict[str, Any]
@@ -240,6 +241,20 @@ def table(lines: dict[str, Line]) -> str:
     return "\n".join(rows)
 
 
+def speeds(lines: dict[str, Line]) -> str:
+    """trainer/recipe_speeds.toml, from which forms estimate the time of a first run."""
+    text = (
+        "# Typical updates, and updates per second on a CPU: "
+        "python -m benchmarks.recipes --write-docs\n"
+    )
+    for name in RECIPES:
+        if seen := lines.get(name, {}).get("cpu"):
+            speed = seen["updates_per_second"]
+            updates = lines[name]["updates"]
+            text += f"{name} = {{ updates = {updates}, updates_per_second = {speed} }}\n"
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), metavar="RECIPE")
@@ -257,6 +272,7 @@ def main() -> int:
         measure_all(args.recipes or list(RECIPES), args.seconds)
     if args.write_docs or args.only_docs:
         place(PAGE, "recipes", table(stored()))
+        SPEEDS.write_text(speeds(stored()))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Everything the pages read or change, through `stepwell.Client`: the only file that imports it.
+"""Everything the pages read or change, through `stepwell.Client`, which only this file and
+launching.py import.
 
 Reads are cached for a few seconds, by address, token and arguments, for all browsers together. A
 page acts with the token that was given in its browser session, else with the one that the dashboard

@@ -19,6 +19,7 @@ from dashboard.views import (
     lineage,
     overview,
     runs,
+    start,
     trajectories,
     workers,
 )
@@ -38,6 +39,7 @@ PAGES = {
         "lineage": (lineage.show, "Lineage", "account_tree"),
     },
     "Train": {
+        "start": (start.show, "Start", "rocket_launch"),
         "runs": (runs.show, "Runs", "show_chart"),
         "evaluation": (evaluation.show, "Evaluation", "leaderboard"),
     },

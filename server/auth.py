@@ -72,7 +72,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("PUT",), r"/v1/runs/[^/]+/(policies|aliases)/[^/]+", ("train",)),
     (("POST",), r"/v1/evaluations", ("train", "ingest")),
     (("PUT",), r"/v1/evaluations/[^/]+/videos/[^/]+", ("train", "ingest")),
-    (("PUT",), r"/v1/workers/[^/]+", ("train", "ingest")),
+    (("PUT",), r"/v1/workers/[^/]+(/programs/[^/]+)?", ("train", "ingest")),
     (("POST",), r"/v1/launches/claim", ("train", "ingest")),
     (("PATCH",), r"/v1/launches/[^/]+", ("train", "ingest")),
 )

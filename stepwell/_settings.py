@@ -19,7 +19,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,8 @@ class Option:
     section: bool = False
     """It switches a whole section."""
     required: bool = False
+    limits: tuple[Any, ...] = ()
+    """Bounds of its value, as pydantic notes them."""
 
     @property
     def flag(self) -> str:
@@ -97,6 +99,7 @@ def read(
     common: Sequence[str] | None = None,
     base: S | None = None,
     origin: str = "default",
+    more_schema: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Resolved[S]:
     """Return the config of a command line; --help, --help-all and --schema print and exit.
 
@@ -104,6 +107,7 @@ def read(
         common: names of the settings that --help shows; None shows all.
         base: the config before files and flags are applied; --help shows its values.
         origin: the origin of values in `base` that differ from the defaults.
+        more_schema: further keys of the document that --schema prints.
 
     Raises:
         model.error: an unknown setting, named with the nearest known one, or a wrong value.
@@ -112,7 +116,8 @@ def read(
     known = options(model)  # type: ignore[arg-type] # a class can be hashed
     if asked := {"-h", "--help", "--help-all", "--schema"} & set(argv):
         if "--schema" in asked:
-            print(json.dumps(json_schema(model, prog), indent=2))
+            document = {**json_schema(model, prog), "common": list(common or known)}
+            print(json.dumps({**document, **(more_schema() if more_schema else {})}, indent=2))
         elif "--help-all" in asked:
             print(long_help(prog, about, known))
         else:
@@ -180,7 +185,10 @@ def options(model: Any, prefix: str = "") -> dict[str, Option]:
         if not sections or get_origin(field.annotation) is tuple:
             required = default is PydanticUndefined
             default = None if required else default
-            found[path] = Option(path, field.annotation, default, help_text, required=required)
+            limits = tuple(field.metadata)
+            found[path] = Option(
+                path, field.annotation, default, help_text, required=required, limits=limits
+            )
             continue
         if NoneType in get_args(field.annotation):
             found[path] = Option(path, bool, default is not None, help_text, section=True)
@@ -198,7 +206,9 @@ def _merge(found: dict[str, Option], sections: list[dict[str, Option]], kinds: l
         merged = having[0][0]
         for option, _ in having[1:]:
             if option.hint != merged.hint:
-                merged = replace(merged, hint=_either(merged.hint, option.hint))
+                merged = replace(merged, hint=_either(merged.hint, option.hint), limits=())
+            elif option.limits != merged.limits:
+                merged = replace(merged, limits=())
             if option.help != merged.help and name.endswith(".kind"):
                 merged = replace(merged, help=f"{merged.help.rstrip('.')}; {option.help}")
         if len(having) < len(sections):
@@ -422,12 +432,15 @@ def json_schema(model: Any, title: str) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required = []
     for option in options(model).values():
-        adapter: TypeAdapter[Any] = TypeAdapter(option.hint)
+        hint: Any = Annotated[option.hint, *option.limits] if option.limits else option.hint
+        adapter: TypeAdapter[Any] = TypeAdapter(hint)
         found: dict[str, Any] = adapter.json_schema() | {"description": option.help}
         if option.must_be_given:
             required.append(option.name)
         else:
             found["default"] = TypeAdapter(Any).dump_python(option.default, mode="json")
+        if option.kinds and not option.name.endswith(".kind"):
+            found["kinds"] = list(dict.fromkeys(option.kinds))
         properties[option.name] = found
     return {
         "title": title,
@@ -436,6 +449,23 @@ def json_schema(model: Any, title: str) -> dict[str, Any]:
         "required": required,
         "additionalProperties": False,
     }
+
+
+def differences(config: Any) -> dict[str, Any]:
+    """The settings of a config that differ from the defaults, by dotted name, as JSON; a section
+    that is switched on or off as a boolean."""
+    values, found = flatten(config.to_dict()), {}
+    model: Any = type(config)
+    for name, option in options(model).items():
+        if option.section:
+            value = values.get(name, True) is not None
+        elif name in values:
+            value = values[name]
+        else:
+            continue  # of another kind
+        if option.required or value != TypeAdapter(Any).dump_python(option.default, mode="json"):
+            found[name] = value
+    return found
 
 
 def _with_values_of(base: Any, known: Mapping[str, Option]) -> dict[str, Option]:

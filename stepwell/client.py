@@ -1076,6 +1076,14 @@ class Client(Transport):
             idempotent=True,
         )
 
+    def put_program(self, launcher: str, role: str, program: messages.Program) -> None:
+        """Say what a launcher's program of this role can be told."""
+        self.call("PUT", route("workers", launcher, "programs", role), body=program)
+
+    def program(self, launcher: str, role: str) -> messages.Program:
+        """What can be set when a launcher starts "train", "collect" or "evaluate"."""
+        return self.ask(messages.Program, "GET", route("workers", launcher, "programs", role))
+
     # --- launches ---------------------------------------------------------------------------
 
     def create_launch(
@@ -1097,6 +1105,10 @@ class Client(Transport):
 
     def launch(self, launch_id: str) -> Launch:
         return self.ask(Launch, "GET", route("launches", launch_id))
+
+    def launch_log(self, launch_id: str) -> str:
+        """The end of the output of a launch's processes."""
+        return self.call("GET", route("launches", launch_id, "log"), accept="text/plain").text
 
     def cancel_launch(self, launch_id: str) -> None:
         self.call("DELETE", route("launches", launch_id))

@@ -855,6 +855,33 @@ class PostCommand(Request):
 LaunchRole = Literal["train", "collect", "evaluate"]
 
 
+class ProgramRecipe(Request):
+    """A recipe of `stepwell train`."""
+
+    about: Text = ""
+    values: Document = {}
+    """The settings that differ from the defaults."""
+    updates: float | None = None
+    updates_per_second: float | None = None
+    """Typical number of updates, and their speed on the machine of docs/training.md."""
+
+
+class Program(Request):
+    """What can be set when a launcher starts `stepwell train`, `collect` or `evaluate`."""
+
+    version: Text
+    """Of Stepwell, on the launcher's machine."""
+    settings: Annotated[dict[str, Document], AfterValidator(storable)]
+    """JSON schema of each setting that a launch may change, by its dotted name, with `description`,
+    `default`, and `kinds`: the kinds of its section that have it."""
+    common: list[Text] = []
+    """Names of the settings that are often changed."""
+    required: list[Text] = []
+    recipes: dict[Text, ProgramRecipe] = {}
+    plugins: list[Text] = []
+    """Modules that a launch may load, of which it loads all by default."""
+
+
 class CreateLaunch(Request):
     """A request for processes, as "start" in the dashboard sends it. A launcher claims it."""
 
@@ -876,6 +903,8 @@ class PatchLaunch(Request):
     state: Literal["running", "finished", "failed", "cancelled"]
     error: Annotated[str, StringConstraints(max_length=20_000)] = ""
     run: Text = ""
+    log: Annotated[str, StringConstraints(max_length=20_000)] = ""
+    """The end of the output of its processes."""
 
 
 class Launch(Response):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from amago_model.presets import DEVIATIONS
 from stepwell import _settings
@@ -17,7 +18,7 @@ from stepwell._plugins import import_plugins
 from stepwell._settings import Resolved
 from trainer.config import TrainConfig
 from trainer.errors import SettingError
-from trainer.recipes import RECIPES, recipe
+from trainer.recipes import RECIPES, recipe, speeds
 
 DESCRIPTION = """Train an agent on a dataset of the service; it sees no environment.
 
@@ -74,6 +75,7 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
         common=COMMON,
         base=recipe(name),
         origin=f"recipe {name}",
+        more_schema=lambda: {"recipes": {name: described(name) for name in RECIPES}},
     )
     if resolved.origins["recipe"] not in ("default", f"recipe {name}"):
         # Otherwise the run would be recorded under one recipe's name with another's settings.
@@ -82,6 +84,14 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
         resolved = _published(resolved)
     import_plugins(resolved.config.plugin, SettingError)
     return resolved
+
+
+def described(name: str) -> dict[str, Any]:
+    """What a form needs of a recipe: its purpose, the values that differ from the defaults, and its
+    speed on the machine of docs/training.md, if it was measured."""
+    values = _settings.differences(recipe(name))
+    values.pop("recipe", None)
+    return {"about": RECIPES[name].about, "values": values, **speeds().get(name, {})}
 
 
 def without_effect(resolved: Resolved[TrainConfig]) -> list[str]:

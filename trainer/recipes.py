@@ -74,6 +74,12 @@ def recipe(name: str) -> TrainConfig:
     return override(base, found.changes | {"recipe": name})
 
 
+def speeds() -> dict[str, dict[str, float]]:
+    """By recipe, `updates` of a typical run and `updates_per_second` of one thread of a CPU, as
+    `benchmarks.recipes` measured them on the machine of docs/training.md."""
+    return dict(tomllib.loads((Path(__file__).parent / "recipe_speeds.toml").read_text()))
+
+
 def own_settings(name: str) -> frozenset[str]:
     """The settings that a recipe chooses itself, so that none is derived in their place: its own
     and those of its bases, up to the one that begins to derive."""

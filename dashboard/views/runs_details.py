@@ -150,6 +150,12 @@ def _manage(run: Any) -> None:
                 )
     if not mine:
         st.caption("No live process of this run reports here.")
+    start = components.page("start")
+    if start is not None:
+        st.page_link(
+            start, label="Copy into a form, to start another like it",
+            icon=":material/content_copy:", query_params={"clone": f"run:{run.name}"},
+        )  # fmt: skip
     if run.command:
         st.caption("Started by; run it again, with the same run name, to resume:")
         st.code(run.command, language=None, wrap_lines=True)

@@ -1,4 +1,4 @@
-"""Workers: current collectors, trainers and evaluators; pause, stop and start them."""
+"""Workers: current collectors, trainers, evaluators and launchers; pause and stop them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def show() -> None:
         _commands(found)
     else:
         components.empty("No worker has reported yet. Start one on any machine:")
+    start = components.page("start")
+    if start is not None:
+        st.page_link(start, label="Start one on a machine with a launcher",
+                     icon=":material/rocket_launch:")  # fmt: skip
     _lines()
-    components.guarded(_launches)
 
 
 def _table() -> None:
@@ -103,82 +106,3 @@ def _lines() -> None:
     for tab, (name, line) in zip(st.tabs(list(LINES)), LINES.items(), strict=True):
         with tab:
             st.code(("" if name == "Service" else prefix) + line.format(**known), language=None)
-
-
-def _launches() -> None:
-    st.subheader("Launches")
-    st.caption("Work that waits for a launcher (`stepwell launcher`) on some machine to claim it.")
-    pages = components.Pages("launches")
-    found, following = api.launches(pages.cursor)
-    if found:
-        frame = pd.DataFrame(
-            [
-                {
-                    "launch": launch.id,
-                    "role": launch.role,
-                    "recipe": launch.recipe,
-                    "state": components.mark(launch.state),
-                    "count": launch.count,
-                    "claimed by": launch.claimed_by,
-                    "run": launch.run,
-                    "error": launch.error,
-                    "created": formatting.ago(launch.created_at),
-                    "arguments": components.show_json(launch.args),
-                }
-                for launch in found
-            ]
-        )
-        components.table(frame, "launches", height=min(280, 38 + 35 * len(frame)))
-        pages.draw(len(found), following)
-        open_ones = [x.id for x in api.open_launches()]
-        if open_ones:
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                launch_id = st.selectbox("Launch", open_ones, key="launch_cancel")
-                if st.button("Cancel it", key="launch_cancel_go", icon=":material/cancel:"):
-                    if components.attempt(
-                        lambda: api.client().cancel_launch(str(launch_id)), "cancelled"
-                    ):
-                        st.rerun()
-    else:
-        st.caption("No launch yet.")
-    with st.expander("New launch", icon=":material/rocket_launch:"):
-        _new_launch()
-
-
-def _new_launch() -> None:
-    with st.form("launch", border=False):
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            role = st.selectbox("Role", ["train", "collect", "evaluate"], key="launch_role")
-            recipe = st.text_input("Recipe", key="launch_recipe", placeholder="pendulum_stitch")
-            copies = st.number_input("Copies", 1, 64, 1, key="launch_count")
-        lines = st.text_area(
-            "Options, one per line",
-            key="launch_args",
-            placeholder="agent.losses.gamma = 0.99\nseed = 1",
-        )
-        sent = st.form_submit_button("Launch", type="primary", key="launch_go")
-    if not sent:
-        return
-    try:
-        args = parse_args(lines or "")
-    except ValueError as error:
-        st.error(str(error))
-        return
-    if components.attempt(
-        lambda: api.client().create_launch(str(role), recipe or "", args, int(copies)),
-        "waiting for a launcher",
-    ):
-        st.rerun()
-
-
-def parse_args(text: str) -> dict[str, str | int | float | bool]:
-    """ "a.b = 1" per line → {"a.b": 1}; values are numbers, true, false or text."""
-    args: dict[str, str | int | float | bool] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not name or not equals or not value:
-            raise ValueError(f"line {number}: expected `option = value`, got {line!r}")
-        args[name.lstrip("-")] = formatting.value_of(value)
-    return args

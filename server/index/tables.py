@@ -11,6 +11,7 @@
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
           └─< evaluations ─< videos               saved_queries
+    programs                                      what a launcher can be asked to start
 
 Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
 seconds; db.py), which no jump of the wall clock changes. JSON is stored as text; it is a `Text`
@@ -43,7 +44,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0014"
+REVISION = "0015"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -468,6 +469,17 @@ launches = Table(
     Column("error", Text, nullable=False, server_default=""),
     Column("run", Text, nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
+    Column("log", Text, nullable=False, server_default=""),  # its tail
+)
+
+programs = Table(
+    "programs",
+    metadata,
+    Column("worker_id", String(128), nullable=False),  # a launcher
+    Column("role", String(16), nullable=False),
+    Column("document", Text, nullable=False),  # messages.Program
+    Column("updated_at", Float, nullable=False),
+    PrimaryKeyConstraint("worker_id", "role"),
 )
 
 jobs = Table(

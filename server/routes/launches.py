@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection
 
 from server.index.db import first_rows, newest_first
@@ -35,6 +36,7 @@ router = APIRouter(prefix="/v1/launches", tags=["launches"])
 
 State = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
 ENDED = ("finished", "failed", "cancelled")
+LISTED = [column for column in launches.c if column.name != "log"]
 
 
 @router.post("", status_code=201)
@@ -56,7 +58,8 @@ def list_launches(
 ) -> Page[Launch]:
     """Newest first."""
     with service.db.read() as c:
-        rows, last = first_rows(c, newest_first(launches, cursor, role=role, state=state), limit)
+        query = newest_first(launches, cursor, role=role, state=state)
+        rows, last = first_rows(c, query.with_only_columns(*LISTED), limit)
     items = [Launch(**row) for row in rows]
     return Page[Launch](items=items, next=None if last is None else str(last["pk"]))
 
@@ -83,6 +86,16 @@ def claim_launch(service: ServiceDep, body: ClaimLaunch) -> Claimed:
 def get_launch(service: ServiceDep, launch_id: str) -> Launch:
     with service.db.read() as c:
         return _read(c, launch_id)
+
+
+@router.get("/{launch_id}/log", response_class=PlainTextResponse)
+def get_launch_log(service: ServiceDep, launch_id: str) -> str:
+    """The end of the output of its processes."""
+    with service.db.read() as c:
+        text = c.execute(sa.select(launches.c.log).where(launches.c.id == launch_id)).scalar()
+    if text is None:
+        raise not_found("launch", launch_id)
+    return str(text)
 
 
 @router.patch("/{launch_id}")
@@ -133,7 +146,7 @@ def _set(c: Connection, launch_id: str, **values: Any) -> None:
 
 
 def _read(c: Connection, launch_id: str) -> Launch:
-    row = c.execute(sa.select(launches).where(launches.c.id == launch_id)).mappings().first()
+    row = c.execute(sa.select(*LISTED).where(launches.c.id == launch_id)).mappings().first()
     if row is None:
         raise not_found("launch", launch_id)
     return Launch(**row)

@@ -21,10 +21,18 @@ from fastapi import APIRouter, Path
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import equal, first_rows
-from server.index.tables import workers
+from server.index.tables import programs, workers
 from server.problems import ProblemError, not_found
 from server.service import Limit, ServiceDep
-from stepwell.messages import Page, PostCommand, PutWorker, Worker, WorkerRole
+from stepwell.messages import (
+    LaunchRole,
+    Page,
+    PostCommand,
+    Program,
+    PutWorker,
+    Worker,
+    WorkerRole,
+)
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
@@ -118,8 +126,40 @@ def list_workers(
     return Page[Worker](items=items, next=None if last is None else last["id"])
 
 
+@router.put("/{worker_id}/programs/{role}")
+def put_program(
+    service: ServiceDep, worker_id: WorkerId, role: LaunchRole, body: Program
+) -> Program:
+    """A launcher says what its program of this role can be told; the newest replaces the others."""
+    document = body.model_dump_json()
+    with service.db.write() as c:
+        _known(c, worker_id)
+        c.execute(sa.delete(programs).where(_is_program(worker_id, role)))
+        c.execute(
+            sa.insert(programs).values(
+                worker_id=worker_id, role=role, document=document, updated_at=time.time()
+            )
+        )
+    return body
+
+
+@router.get("/{worker_id}/programs/{role}")
+def get_program(service: ServiceDep, worker_id: WorkerId, role: LaunchRole) -> Program:
+    with service.db.read() as c:
+        document = c.execute(sa.select(programs.c.document).where(_is_program(worker_id, role)))
+        text = document.scalar()
+    if text is None:
+        raise not_found("program", f"{worker_id}/{role}")
+    return Program.model_validate_json(text)
+
+
+def _is_program(worker_id: str, role: str) -> sa.ColumnElement[bool]:
+    return sa.and_(programs.c.worker_id == worker_id, programs.c.role == role)
+
+
 def _forget(c: Connection, now: float) -> None:
     c.execute(sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS))
+    c.execute(sa.delete(programs).where(programs.c.worker_id.not_in(sa.select(workers.c.id))))
 
 
 def _row(c: Connection, worker_id: str) -> RowMapping | None:

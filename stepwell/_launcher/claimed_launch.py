@@ -22,6 +22,7 @@ from stepwell.messages import Launch
 log = logging.getLogger("stepwell.launcher")
 
 LONGEST_ERROR = 8_000
+LONGEST_LOG = 16_000
 
 
 class ClaimedLaunch(BaseModel):
@@ -133,6 +134,19 @@ class ClaimedLaunch(BaseModel):
     def runs(self) -> str:
         names = [process.run for process in self.processes]
         return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}" if names else ""
+
+    def log_tail(self) -> str:
+        """The end of the output of its processes, those of many one after the other."""
+        if not self.processes:
+            return ""
+        each = LONGEST_LOG // len(self.processes)
+        tails = [process.log_tail(each) for process in self.processes]
+        if len(tails) == 1:
+            return tails[0]
+        # The lines between them count as well.
+        names = [process.run for process in self.processes]
+        parts = [f"--- {name}\n{tail}" for name, tail in zip(names, tails, strict=True) if tail]
+        return "\n".join(parts)[-LONGEST_LOG:]
 
     def report(self) -> dict[str, str]:
         return {"state": self.state, "error": self.error, "run": self.runs}

@@ -22,6 +22,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,9 @@ REASONS = {
 }
 
 
+_asking = threading.Lock()
+
+
 class Refused(InvalidData):  # noqa: N818 - reads as what happened to the launch
     """A launch contains an option that is not allowed; the message names it and the reason."""
 
@@ -129,9 +133,20 @@ class CommandLine:
     """Arguments after `stepwell`: role, recipe, options."""
 
 
-@functools.cache
 def schema_of(role: str) -> Schema:
+    """The settings of `stepwell ROLE`. Raises `Refused` if the command cannot run here."""
+    found: Schema = document_of(role)["properties"]
+    return found
+
+
+def document_of(role: str) -> Mapping[str, Any]:
     """Output of `stepwell ROLE --schema`. Raises `Refused` if the command cannot run here."""
+    with _asking:  # a command that takes seconds runs once
+        return _ask(role)
+
+
+@functools.cache
+def _ask(role: str) -> Mapping[str, Any]:
     try:
         done = subprocess.run(
             [*STEPWELL, role, "--schema"],
@@ -140,10 +155,11 @@ def schema_of(role: str) -> Schema:
             timeout=SCHEMA_SECONDS,
             check=False,
         )
-        found: Schema = json.loads(done.stdout)["properties"]
+        found: dict[str, Any] = json.loads(done.stdout)
+        found["properties"].items()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"stepwell {role} --schema cannot run on this machine: {error}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         why = done.stderr.strip()[-2000:] or "it printed no schema"
         raise Refused(f"stepwell {role} --schema failed on this machine: {why}") from None
     return found

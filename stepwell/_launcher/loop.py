@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stepwell._background import BackgroundLoop
 from stepwell._launcher import launch_permissions
 from stepwell._launcher.claimed_launch import ClaimedLaunch, load
 from stepwell._launcher.launch_permissions import LauncherFolder, Refused
+from stepwell._launcher.programs import start_publishing
 from stepwell._locks import pid_exists
 from stepwell._outbox_folder import entries, find_outboxes
 from stepwell.client import Client
@@ -39,6 +41,7 @@ log = logging.getLogger("stepwell.launcher")
 
 TICK = 0.1
 HEARTBEAT_EVERY = 5.0
+LOG_EVERY = 4.0
 RECOVER_EVERY = 30.0
 LAST_REPORT_SECONDS = 10.0
 STEPWELL = launch_permissions.STEPWELL
@@ -89,7 +92,9 @@ class Launcher:
         self._sync_error = self._last_error = ""
         self._requested: Literal["", "stop", "kill"] = ""
         self._registered = False
-        self._next_sync = self._next_heartbeat = self._next_recovery = 0.0
+        self._next_sync = self._next_heartbeat = self._next_recovery = self._next_logs = 0.0
+        self._programs: BackgroundLoop | None = None
+        self._sent_logs: dict[str, str] = {}
 
     def run(self) -> None:
         """Run until stopped or drained. Raises `LauncherError`, `Unauthorized`."""
@@ -104,6 +109,8 @@ class Launcher:
                 self._next_sync = time.monotonic() + self.options.poll
                 self._sync()
         self.state = "stopped"
+        if self._programs is not None:
+            self._programs.stop(LAST_REPORT_SECONDS)
         self._report_the_end()
 
     def request(self, word: Literal["stop", "kill"]) -> None:
@@ -209,6 +216,8 @@ class Launcher:
             self.state = "running"
         self._heartbeat()
         self._registered = True
+        options = self.options
+        self._programs = start_publishing(self.client, options.name, options.roles, options.plugins)
         log.info("launcher %s waits for work at %s", self.options.name, self.client.url)
         for launch in self.client.launches(state="running"):
             if launch.claimed_by == self.options.name and launch.id not in self._launches:
@@ -227,19 +236,31 @@ class Launcher:
             # While processes still run, the launcher still receives commands.
             state="draining" if self.state == "stopped" and running else self.state,
             counters={**counters, **self._counts},
-            last_error=self._last_error or self._sync_error,
+            last_error=self._last_error or self._sync_error or self._trouble,
         )
         self._next_heartbeat = time.monotonic() + HEARTBEAT_EVERY
         self._command(answer.command)
 
+    @property
+    def _trouble(self) -> str:
+        return "" if self._programs is None else self._programs.trouble
+
     def _report(self) -> None:
+        with_logs = time.monotonic() >= self._next_logs
+        if with_logs:
+            self._next_logs = time.monotonic() + LOG_EVERY
         for launch in list(self._launches.values()):
             if launch.note_exits(self.client):
                 launch.save(self.options.folder)
             report = launch.report()
-            if report != launch.reported and not launch.cancelled:
+            tail = self._sent_logs.get(launch.launch_id, "")
+            if with_logs or launch.ended:
+                tail = launch.log_tail()
+            news = report != launch.reported or tail != self._sent_logs.get(launch.launch_id, "")
+            if news and not launch.cancelled:
                 try:
-                    self.client.patch_launch(launch.launch_id, **report)
+                    self.client.patch_launch(launch.launch_id, **report, log=tail)
+                    self._sent_logs[launch.launch_id] = tail
                 except Conflict:
                     self._cancel(launch)
                 except NotFound:  # another service, or one that has lost its index
@@ -257,6 +278,7 @@ class Launcher:
         log.info("launch %s: %s", launch.launch_id, launch.state)
         launch.delete(self.options.folder)
         del self._launches[launch.launch_id]
+        self._sent_logs.pop(launch.launch_id, None)
 
     def _check_cancelled(self) -> None:
         for launch in [x for x in self._launches.values() if not x.cancelled]:

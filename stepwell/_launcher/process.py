@@ -112,6 +112,17 @@ class LaunchedProcess(BaseModel):
         self.state = "ended"
         self.lock.unlink(missing_ok=True)
 
+    def log_tail(self, characters: int) -> str:
+        """Whole lines at the end of its log; empty if it has none."""
+        try:
+            with self.log.open("rb") as file:
+                start = max(0, self.log.stat().st_size - characters)
+                file.seek(start)
+                text = file.read().decode(errors="replace")[-characters:]
+        except OSError:
+            return ""
+        return text.partition("\n")[2] if start else text
+
     def failure(self) -> str:
         """Human-readable reason of the failure: the end of its log."""
         try:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views.workers import parse_args
 from stepwell import Box, Client, EnvSpec, NotFound
 
 Page = Callable[..., AppTest]
@@ -187,25 +186,3 @@ def test_stop_the_workers_of_a_run(service, client: Client, run: str, page: Page
     drawn.button(key="run_stop").click().run()
     fine(drawn)
     assert client.heartbeat(f"{run}-w", role="train", run=run).command == "stop"
-
-
-def test_make_a_launch_and_cancel_it(service, client: Client, name: str, page: Page) -> None:
-    drawn = page("workers", service.url)
-    drawn.text_input(key="launch_recipe").set_value(name)
-    drawn.text_area(key="launch_args").set_value("agent.gamma = 0.99\nseed=1")
-    drawn.button(key="launch_go").click().run()
-    fine(drawn)
-    (made,) = [x for x in client.launches() if x.recipe == name]
-    assert (made.state, made.args) == ("queued", {"agent.gamma": 0.99, "seed": 1})
-    drawn.selectbox(key="launch_cancel").set_value(made.id)
-    drawn.button(key="launch_cancel_go").click().run()
-    fine(drawn)
-    (made,) = [x for x in client.launches() if x.recipe == name]
-    assert made.state == "cancelled"
-
-
-def test_options_are_typed_and_never_a_shell_string() -> None:
-    text = "a.b = 0.5\n\n--steps=100\nresume = true\nname = x = y; rm"
-    assert parse_args(text) == {"a.b": 0.5, "steps": 100, "resume": True, "name": "x = y; rm"}
-    with pytest.raises(ValueError, match="line 2"):
-        parse_args("a = 1\nnonsense")

@@ -23,7 +23,7 @@ from stepwell.messages import MetricPoint
 Page = Callable[..., AppTest]
 VIEWS = [
     *("overview", "datasets", "trajectories", "doctor", "console", "lineage"),
-    *("runs", "evaluation", "workers", "admin"),
+    *("start", "runs", "evaluation", "workers", "admin"),
 ]
 NOBODY = "http://127.0.0.1:9"
 LENGTH = 12
@@ -66,6 +66,7 @@ def filled(service, client: Client, name: str) -> str:
             mean=1.5, iqm=1.5, ci_low=1.0, ci_high=2.0, dataset=name,
         )  # fmt: skip
     client.heartbeat(f"{name}-w", role="train", run=f"{name}-a", counters={"updates": 7})
+    client.create_launch("train", "offline", {"dataset": name})
     return name
 
 
@@ -105,6 +106,7 @@ def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page
         "console": "T+1",
         "doctor": "stepwell import",
         "lineage": "stepwell import",
+        "start": "stepwell launcher",
         "runs": "stepwell train",
         "evaluation": "stepwell evaluate",
         "workers": "stepwell serve",

@@ -129,9 +129,9 @@ def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
     assert upgrade(first) == "9998" == revision(first)
     after = schema(first)
     changed = {name for name in before if after[name] != before[name]}
-    assert changed == {"table datasets", "table runs"}
+    assert changed == {"table datasets", "table runs", "table launches"}
     new = after.keys() - before.keys()
-    made = ("consumers", "videos", "version", "saved_queries")
+    made = ("consumers", "videos", "version", "saved_queries", "programs")
     assert all(any(what in name for what in made) for name in new)
     with closing(sqlite3.connect(first)) as index:
         found = index.execute("SELECT name, owner, inserted_steps FROM datasets").fetchall()

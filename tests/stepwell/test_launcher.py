@@ -22,8 +22,11 @@ from stepwell import Client
 from stepwell._launcher import launch_permissions, loop
 from stepwell._launcher.launch_permissions import LauncherFolder, Refused, schema_of
 from stepwell._launcher.loop import Launcher, LauncherError, Options
+from stepwell._launcher.process import LaunchedProcess
+from stepwell._launcher.programs import program_of
 from stepwell._outbox_folder import entries
 from stepwell._settings import flatten
+from stepwell.errors import NotFound
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
 from trainer.config import TrainConfig
@@ -133,7 +136,38 @@ def test_the_policy_names_only_settings_that_exist():
 def test_a_command_that_cannot_say_its_settings_is_not_started(monkeypatch, program, says):
     monkeypatch.setattr(launch_permissions, "STEPWELL", program)
     with pytest.raises(Refused, match=says):
-        schema_of.__wrapped__("train")
+        launch_permissions._ask.__wrapped__("train")
+
+
+@pytest.mark.parametrize("role", WITHHELD)
+def test_a_program_has_the_settings_that_a_launch_may_change(role):
+    """With the rules of text, so that a form refuses what the launcher would refuse."""
+    program, schema = program_of(role, ["my_envs"]), schema_of(role)
+    assert program.settings.keys() == schema.keys() - set(WITHHELD[role].split())
+    assert program.plugins == ["my_envs"] and set(program.common) <= program.settings.keys()
+    for name, setting in program.settings.items():
+        assert setting["description"], name
+        pattern = setting.get("pattern") or setting.get("items", {}).get("pattern")
+        assert bool(pattern) == (name in launch_permissions.TEXT and name != "where"), name
+    assert (
+        program.required == {"train": [], "collect": ["env", "dataset"], "evaluate": ["env"]}[role]
+    )
+
+
+def test_a_program_describes_recipes_by_what_they_change():
+    """A form shows a recipe's values as defaults: they are those that training would use."""
+    program = program_of("train")
+    assert program.recipes.keys() == RECIPES.keys()
+    defaults = {name: setting.get("default") for name, setting in program.settings.items()}
+    for name, found in program.recipes.items():
+        values = flatten(resolve([name]).config.to_dict())
+        shown = {**defaults, **found.values}
+        for key in shown.keys() & values.keys():
+            is_switch = program.settings[key].get("type") == "boolean"
+            assert shown[key] == (bool(values[key]) if is_switch else values[key]), (name, key)
+    assert program.recipes["bc"].values["agent.critic"] is False
+    speed = program.recipes["offline"]
+    assert speed.updates == 6000 and speed.updates_per_second > 0
 
 
 def test_a_launch_may_choose_the_compiler():
@@ -390,13 +424,41 @@ def test_launches_become_processes_or_errors(api, launcher_process, name, tmp_pa
     error = wait_state(api, typo, "failed").error
     assert "refused by its own parser" in error and "--episodes" in error
 
+    assert "stepwell collect" in api.launch_log(good.id) and not api.launch_log(bad.id)
     worker = next(w for w in api.workers() if w.role == "launcher" and w.alive)
     assert worker.counters["capacity"] == 2
+    until(lambda: found(api.program, worker.id, "evaluate"))
+    assert api.program(worker.id, "collect") == program_of("collect")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     worker = next(w for w in api.workers() if w.id == worker.id)
     assert worker.state == "stopped" and worker.counters["failed"] == 3
     assert not list((tmp_path / "data" / "launches").iterdir())
+
+
+def found(read, *args):
+    try:
+        return read(*args)
+    except NotFound:
+        return None
+
+
+def test_the_end_of_a_running_launchs_output_is_at_the_service(api, launcher, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_EVERY", 0.0)
+    made = ask(api, "chatty", count=2)
+    launcher(capacity=2)
+    until(lambda: api.launch_log(made.id).count("I am here") == 2)
+    assert api.launch(made.id).state == "running"
+    assert api.launch_log(made.id).startswith("--- ")
+    api.cancel_launch(made.id)
+
+
+def test_the_tail_of_a_log_is_whole_lines(tmp_path):
+    process = LaunchedProcess(run="r", command=[], role="train", log=tmp_path / "x.log")
+    assert process.log_tail(10) == ""
+    process.log.write_text("first\nsecond\nthird\n")
+    assert process.log_tail(10) == "third\n"
+    assert process.log_tail(100) == "first\nsecond\nthird\n"
 
 
 def log_of(tmp_path, made):
@@ -459,6 +521,9 @@ where = next(w.split("=", 1)[1] for w in sys.argv if w.startswith("--where="))
 if where == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("ready", flush=True)
+    where = "sleep 60"
+if where == "chatty":
+    print("I am here", flush=True)
     where = "sleep 60"
 word, number = where.split()
 if number == "seed":

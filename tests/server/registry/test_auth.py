@@ -157,6 +157,11 @@ def test_writing_the_registry_needs_its_scopes(closed: TestClient) -> None:
         assert closed.get("/v1/tokens", headers=head).status_code == 403
         command = closed.post("/v1/workers/w/command", json={"command": "stop"}, headers=head)
         assert command.status_code == 403
+    closed.put("/v1/workers/w", json={"role": "launcher"}, headers=train)
+    program = {"version": "1", "settings": {}}
+    for head, status in ((read, 403), (train, 200), (ingest, 200)):
+        put = closed.put("/v1/workers/w/programs/train", json=program, headers=head)
+        assert put.status_code == status
 
 
 @pytest.mark.parametrize("scope", ["read", "admin", "ingest"])
@@ -242,9 +247,12 @@ ALLOWED: dict[str, str] = {
     "PUT /v1/workers/{worker_id}": WORKERS,
     "GET /v1/workers": READERS,
     "POST /v1/workers/{worker_id}/command": "",
+    "PUT /v1/workers/{worker_id}/programs/{role}": WORKERS,
+    "GET /v1/workers/{worker_id}/programs/{role}": READERS,
     "POST /v1/launches": "",
     "GET /v1/launches": READERS,
     "GET /v1/launches/{launch_id}": READERS,
+    "GET /v1/launches/{launch_id}/log": READERS,
     "POST /v1/launches/claim": WORKERS,
     "PATCH /v1/launches/{launch_id}": WORKERS,
     "DELETE /v1/launches/{launch_id}": "",

@@ -95,3 +95,15 @@ def test_nothing_like_a_shell_string_gets_in(app: TestClient, bad: dict) -> None
     answer = app.post("/v1/launches", json={"role": "train", "recipe": "pendulum"} | bad)
     assert answer.status_code == 422
     assert app.get("/v1/launches").json()["items"] == []
+
+
+def test_the_log_of_a_launch_is_read_apart_from_lists(app: TestClient) -> None:
+    """A list of launches is read every few seconds, and their logs are long."""
+    made = launch(app)
+    claim(app)
+    app.patch(f"/v1/launches/{made['id']}", json={"state": "running", "log": "one\ntwo"})
+    assert app.get(f"/v1/launches/{made['id']}/log").text == "one\ntwo"
+    assert "log" not in app.get("/v1/launches").json()["items"][0]
+    app.patch(f"/v1/launches/{made['id']}", json={"state": "finished"})
+    assert app.get(f"/v1/launches/{made['id']}/log").text == "one\ntwo"
+    assert app.get("/v1/launches/la_none/log").status_code == 404

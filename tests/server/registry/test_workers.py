@@ -118,3 +118,22 @@ def test_counters_that_are_no_numbers_are_left_out(app: TestClient) -> None:
     body = '{"role": "train", "counters": {"loss": NaN, "steps": 3}}'
     answer = app.put("/v1/workers/w1", content=body, headers={"content-type": "application/json"})
     assert answer.json()["counters"] == {"steps": 3.0}
+
+
+def test_a_launcher_says_what_can_be_started(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its programs are replaced by newer ones, and forgotten with it."""
+    url = "/v1/workers/w1/programs/train"
+    program = {"version": "1", "settings": {"seed": {"type": "integer", "description": "Seed."}}}
+    assert app.put(url, json=program).status_code == 404, "no such worker"
+    beat(app, role="launcher")
+    for version in ("1", "2"):
+        assert app.put(url, json=program | {"version": version}).status_code == 200
+    assert app.get(url).json()["version"] == "2"
+    assert app.get(url).json()["settings"] == program["settings"]
+    assert app.get("/v1/workers/w1/programs/collect").status_code == 404
+    assert app.get("/v1/workers/w1/programs/serve").status_code == 422
+    monkeypatch.setattr(workers, "FORGET_SECONDS", -1.0)
+    app.put("/v1/workers/w2", json={"role": "launcher"})
+    assert app.get(url).status_code == 404

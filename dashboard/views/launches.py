@@ -1,0 +1,106 @@
+"""Launches: what waits, runs and has ended; one of them with its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, components, launching, programs
+
+OPEN = ("queued", "claimed", "running")
+LOG_HEIGHT = 300
+
+
+def draw() -> None:
+    st.subheader("Launches")
+    components.live(_list, lambda: bool(api.open_launches()))
+
+
+def _list() -> None:
+    pages = components.Pages("launches")
+    found, following = api.launches(pages.cursor)
+    if not found:
+        st.caption("None yet. A launch waits until a launcher on some machine claims it.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "launch": launch.id,
+                "state": components.mark(launch.state),
+                "role": launch.role,
+                "recipe": launch.recipe,
+                "run": launch.run,
+                "created": pd.to_datetime(launch.created_at, unit="s", utc=True),
+                "count": launch.count,
+                "claimed by": launch.claimed_by,
+                "error": (launch.error.strip().splitlines() or [""])[-1],
+                "arguments": components.show_json(launch.args) if launch.args else "",
+            }
+            for launch in found
+        ]
+    )
+    columns = {
+        "launch": st.column_config.TextColumn(width=90),
+        "created": st.column_config.DatetimeColumn(format="distance"),
+    }
+    chosen = components.table(
+        frame, "launches", columns=columns, select="single-row",
+        height=min(280, 38 + 35 * len(frame)),
+    )  # fmt: skip
+    pages.draw(len(found), following)
+    if chosen:
+        _one(found[chosen[0]])
+    else:
+        st.caption("Select a launch to see its output, stop it or copy it.")
+
+
+def _one(launch: Any) -> None:
+    st.markdown(f"**`{launch.id}`** {components.mark(launch.state)}")
+    st.code(programs.command_line(launch.role, launch.recipe, launch.args), language=None,
+            wrap_lines=True)  # fmt: skip
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for name in _runs(launch)[:5]:
+            _link("runs", f"Run {name}", "show_chart", {"run": name})
+        _link("start", "Copy into the form", "content_copy", {"clone": f"launch:{launch.id}"})
+        if launch.state in OPEN:
+            _stop(launch)
+    if launch.error:
+        st.error(f"```\n{launch.error[-4000:]}\n```", icon=":material/error:")
+    text = launching.launch_log(launch.id)
+    if text:
+        with st.container(height=LOG_HEIGHT, autoscroll=True):
+            st.code(text, language=None, wrap_lines=True)
+    elif launch.state in OPEN:
+        st.caption("No output yet.")
+
+
+def _link(page: str, label: str, icon: str, query: dict[str, str]) -> None:
+    where = components.page(page)
+    if where is not None:
+        st.page_link(where, label=label, icon=f":material/{icon}:", query_params=query)
+
+
+def _runs(launch: Any) -> list[str]:
+    """The names of its runs; of several they are NAME-1 … NAME-N."""
+    if launch.count == 1 or not launch.run:
+        return [launch.run] if launch.run else []
+    base = launch.run.partition(" … ")[0].removesuffix("-1")
+    return [f"{base}-{number}" for number in range(1, launch.count + 1)]
+
+
+def _stop(launch: Any) -> None:
+    what = "Cancel" if launch.state == "queued" else "Stop"
+    with st.popover(what, icon=":material/stop:"):
+        if launch.state == "queued":
+            st.write("It has not been started, and will not be.")
+        else:
+            st.write(
+                "Its processes are told to end: a trainer writes a checkpoint, a collector sends "
+                "what it has. What they have sent stays."
+            )
+        if st.button(f"{what} it", type="primary", key="launch_stop_go") and components.attempt(
+            lambda: api.client().cancel_launch(launch.id), "cancelled"
+        ):
+            st.rerun()

@@ -1,0 +1,205 @@
+"""The page Start: forms from the programs' own schema, over a real service."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import api, launching, programs
+from dashboard.views.start import parse_args
+from stepwell import Box, Client, EnvSpec
+from stepwell._launcher.programs import program_of
+from stepwell.messages import MetricPoint, Program
+from trainer.options import resolve
+
+Page = Callable[..., AppTest]
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Program]:
+    return {role: program_of(role, ["my_envs"]) for role in ("train", "collect", "evaluate")}
+
+
+@pytest.fixture
+def box(fresh_service: Any, published: dict[str, Program]) -> Any:
+    """A service with a launcher, a dataset and an earlier run."""
+    with Client(fresh_service.url) as client:
+        client.heartbeat("box-1", role="launcher", host="box")
+        for role, program in published.items():
+            client.put_program("box-1", role, program)
+        client.create_dataset("hops", EnvSpec.of(Box((2,)), Box((1,)), env="Hopper-v5"))
+    return fresh_service
+
+
+def fine(page: AppTest) -> None:
+    assert [e.message for e in page.exception] == []
+    assert [e.value for e in page.error] == []
+
+
+def key(name: str, recipe: str = "offline", role: str = "train") -> str:
+    return f"set {role} {recipe} {name}"
+
+
+def line(page: AppTest) -> str:
+    return next(c.value for c in page.code if c.value.startswith("stepwell "))
+
+
+def test_only_what_was_changed_is_launched(box: Any, page: Page) -> None:
+    drawn = page("start", box.url)
+    fine(drawn)
+    assert drawn.button(key="launch_go").disabled
+    assert "choose what to train on" in drawn.warning[0].value
+    assert drawn.number_input(key=key("updates")).value == 1500, "the recipe's, not the default"
+    drawn.selectbox(key=key("dataset", "")).select("hops")
+    drawn.number_input(key=key("agent.losses.gamma")).set_value(0.9)
+    drawn.selectbox(key=key("optimizer.decay")).select("none")
+    drawn.text_area(key=key("more")).set_value("agent.losses.td-lambda = 0.5").run()
+    fine(drawn)
+    assert not drawn.warning
+    assert line(drawn) == (
+        "stepwell train offline --dataset=hops --optimizer.decay=none --agent.losses.gamma=0.9"
+        " --agent.losses.td-lambda=0.5"
+    )
+    resolve(line(drawn).split()[2:])  # the trainer reads that line
+    drawn.button(key="launch_go").click().run()
+    fine(drawn)
+    with Client(box.url) as client:
+        (made,) = client.launches()
+    assert (made.role, made.recipe, made.count) == ("train", "offline", 1)
+    assert made.args == {
+        "dataset": "hops", "optimizer.decay": "none", "agent.losses.gamma": 0.9,
+        "agent.losses.td_lambda": 0.5,
+    }  # fmt: skip
+
+
+def test_defaults_are_those_of_the_chosen_recipe(box: Any, page: Page) -> None:
+    drawn = page("start", box.url, recipe="bc")
+    drawn.selectbox(key=key("dataset", "")).select("hops").run()
+    shown = drawn.number_input(key=key("data.batch", "bc")).value
+    drawn.selectbox(key="recipe").select("tmaze").run()
+    fine(drawn)
+    other = drawn.number_input(key=key("data.batch", "tmaze")).value
+    for recipe, batch in (("bc", shown), ("tmaze", other)):
+        assert batch == resolve([recipe]).config.data.batch
+    assert line(drawn) == "stepwell train tmaze --dataset=hops", "the dataset stays chosen"
+
+
+def test_what_the_program_would_refuse_is_said_before(published: dict[str, Program]) -> None:
+    program = published["train"]
+    settings = programs.settings_of(program, "bc")
+
+    def said(**args: Any) -> str:
+        given = {"dataset": "d", **{k.replace("__", "."): v for k, v in args.items()}}
+        return "; ".join(programs.problems("train", program, settings, given))
+
+    assert said() == ""
+    assert "did you mean agent.losses.gamma" in said(agent__losses__gama=0.9)
+    assert "minimum" in said(data__batch=0)
+    assert "'many' is not of type 'integer'" in said(updates="many")
+    assert "not one of" in said(optimizer__decay="fast")
+    assert "expected the name of a dataset" in said(dataset="Not A Name")
+    assert "only with agent.trajectory_encoder.kind transformer" in said(
+        agent__trajectory_encoder__n_heads=4, agent__trajectory_encoder__kind="gru"
+    )
+    assert "agent.critic is switched off" in said(agent__critic__n_critics=2)
+    assert "output: there is no such setting" in said(output="/tmp/x")
+    assert said(agent__critic=True, agent__critic__n_critics=2, tags="a b") == ""
+
+
+def test_no_schema_is_fetched_from_elsewhere() -> None:
+    setting = programs.Setting("x", {"$ref": "http://127.0.0.1:9/x.json"}, None)
+    program = Program(version="1", settings={"x": {}})
+    found = programs.problems("train", program, {"x": setting}, {"dataset": "d", "x": 1})
+    assert "x: its schema cannot be read" in found[-1]
+
+
+def test_a_launch_and_a_run_are_copied_into_the_form(box: Any, page: Page) -> None:
+    args = {"dataset": "hops", "seed": 3, "tags": "a b", "agent.losses.td_lambda": 0.5, "run": "x"}
+    config = resolve(["bc", "--dataset", "hops", "--seed", "7", "--data.batch", "8"])
+    with Client(box.url) as client:
+        launch = client.create_launch("train", "bc", args)
+        row = {**config.config.to_dict(), "origins": config.origins}
+        client.create_run("old", "train", config=row, host="box")
+    drawn = page("start", box.url, clone=f"launch:{launch.id}")
+    fine(drawn)
+    assert line(drawn) == (
+        "stepwell train bc --dataset=hops --seed=3 --tags a b --agent.losses.td-lambda=0.5"
+    )
+    drawn.number_input(key=key("seed", "bc")).set_value(4).run()
+    assert "--seed=4" in line(drawn), "what was copied can be changed"
+    drawn = page("start", box.url, clone="run:old")
+    fine(drawn)
+    assert line(drawn) == "stepwell train bc --dataset=hops --seed=7 --data.batch=8"
+    gone = page("start", box.url, clone="launch:la_gone")
+    assert [e.message for e in gone.exception] == [] and "la_gone" in gone.error[0].value
+
+
+def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) -> None:
+    drawn = page("start", box.url, recipe="bc")
+    drawn.selectbox(key=key("dataset", "")).select("hops").run()
+    assert any("docs/training.md" in c.value and "About" in c.value for c in drawn.caption)
+    with Client(box.url) as client:
+        for i, speed in enumerate((10.0, 20.0, 30.0)):
+            client.create_run(f"r{i}", "train", config={"recipe": "bc"}, host="box")
+            points = {launching.RATE: speed, launching.TOTAL: 600.0}
+            client.log_metrics(
+                f"r{i}",
+                [MetricPoint(key=k, step=1, value=v, time=time.time()) for k, v in points.items()],
+            )
+    api.refresh()
+    drawn.run()
+    said = next(c.value for c in drawn.caption if "About" in c.value)
+    assert said == (
+        "About **30 s**: 600 updates at 20/s, the median of the last 3 runs of `bc` on box."
+    )
+
+
+def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
+    with Client(box.url) as client:
+        client.create_run("first", "train")
+        client.publish_policy("first", 3, b"weights")
+        client.set_alias("first", "best", 3)
+    drawn = page("start", box.url, role="evaluate")
+    fine(drawn)
+    drawn.selectbox(key=key("policy", "", "evaluate")).select("first").run()
+    drawn.selectbox(key=key("policy", "", "evaluate") + "/").select("best")
+    drawn.selectbox(key=key("env", "", "evaluate")).select("Hopper-v5").run()
+    fine(drawn)
+    assert line(drawn) == "stepwell evaluate --policy=first/best --env=Hopper-v5"
+    drawn = page("start", box.url, role="collect")
+    assert any("choose a policy, or random" in w.value for w in drawn.warning)
+    drawn.selectbox(key=key("env", "", "collect")).select("Hopper-v5")
+    drawn.selectbox(key=key("dataset", "", "collect")).select("hops")
+    drawn.checkbox(key=key("random", "", "collect")).check().run()
+    fine(drawn)
+    assert line(drawn) == "stepwell collect --env=Hopper-v5 --dataset=hops --random=true"
+    assert not drawn.button(key="launch_go").disabled
+    drawn = page("start", box.url, role="run")
+    assert line(drawn).startswith("stepwell run Hopper-v5 --recipe online")
+
+
+def test_a_launch_is_seen_and_stopped(box: Any, page: Page) -> None:
+    with Client(box.url) as client:
+        made = client.create_launch("collect", args={"run": "x"}, count=2)
+        client.claim_launch("box-1")
+        client.patch_launch(made.id, state="running", run="x-1 … x-2", log="hello from afar")
+        drawn = page("start", box.url)
+        drawn.session_state["launches"] = {"selection": {"rows": [0], "columns": [], "cells": []}}
+        drawn.run()
+        fine(drawn)
+        assert any("hello from afar" in c.value for c in drawn.code)
+        drawn.button(key="launch_stop_go").click().run()
+        fine(drawn)
+        assert client.launch(made.id).state == "cancelled"
+
+
+def test_options_are_typed_and_never_a_shell_string() -> None:
+    text = "a.b = 0.5\n\n--steps=100\nresume = true\nname = x = y; rm"
+    assert parse_args(text) == {"a.b": 0.5, "steps": 100, "resume": True, "name": "x = y; rm"}
+    with pytest.raises(ValueError, match="line 2"):
+        parse_args("a = 1\nnonsense")
+    assert (
+        programs.command_line("collect", "", {"env": "a; rm"}) == "stepwell collect '--env=a; rm'"
+    )
