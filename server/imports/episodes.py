@@ -261,13 +261,19 @@ def _listed_ends(
 def _informative(
     terminals: NDArray[np.bool_], timeouts: NDArray[np.bool_] | None, obs: Array, next_obs: Array
 ) -> bool:
-    """Whether next_observations differ from the next row at any end.
+    """Whether next_observations differ from the next row anywhere.
 
     Where they never do, they were computed by shifting the rows: at an end they are the next
-    episode's first observation, which is wrong.
+    episode's first observation, which is wrong. Where they differ, but not at an end, the ends are
+    marked at wrong rows (antmaze v0), which is another mistake.
     """
     ends = np.flatnonzero((terminals if timeouts is None else terminals | timeouts)[:-1])
-    return len(ends) == 0 or not bool(_same(obs[ends + 1], next_obs[ends]).all())
+    if len(ends) == 0 or not bool(_same(obs[ends + 1], next_obs[ends]).all()):
+        return True
+    return any(
+        not bool(_same(obs[start + 1 : stop + 1], next_obs[start:stop]).all())
+        for start, stop in _blocks(len(obs) - 1)
+    )
 
 
 def _flags_only(
@@ -322,6 +328,10 @@ def _same(a: Array, b: Array) -> NDArray[np.bool_]:
     return np.asarray(near.all(axis=tuple(range(1, near.ndim))))
 
 
+def _blocks(rows: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + 65_536, rows)) for start in range(0, rows, 65_536))
+
+
 def _warn_of_jumps(
     obs: Array, next_obs: Array | None, ends: NDArray[np.bool_], warnings: list[str]
 ) -> None:
@@ -329,8 +339,7 @@ def _warn_of_jumps(
     if next_obs is None:
         return
     broken = 0
-    for start in range(0, len(ends) - 1, 65_536):
-        stop = min(start + 65_536, len(ends) - 1)
+    for start, stop in _blocks(len(ends) - 1):
         apart = ~_same(obs[start + 1 : stop + 1], next_obs[start:stop])
         broken += int(np.count_nonzero(apart & ~ends[start:stop]))
     if broken:
