@@ -71,6 +71,12 @@ def _has_member(path: Path, member: str) -> bool:
         return False
 
 
+def _parquet(folder: Path) -> Files | None:
+    """Every Parquet file in it, as datasets on the Hugging Face Hub have them."""
+    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in found} or None
+
+
 FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "minari": (
         "Minari's data/metadata.json with data/main_data.hdf5 or data/0/part-0.arrow, …",
@@ -78,6 +84,7 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     ),
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
     "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
+    "parquet": ("Parquet files", _parquet),  # the last: folders of other formats have some, too
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""
 

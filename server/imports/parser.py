@@ -70,7 +70,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-READERS = {"d4rl": "flat", "npz": "flat", "minari": "minari", "amago": "amago", "rlds": "rlds"}
+READERS = {
+    "d4rl": "flat",
+    "npz": "flat",
+    "minari": "minari",
+    "amago": "amago",
+    "rlds": "rlds",
+    "parquet": "parquet",
+}
 """Format → module of this package with its `reading` (raw_file.py: Reading)."""
 
 
@@ -123,11 +130,13 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
     for pattern, format_ in LANDMARKS.items():
         if any(re.fullmatch(pattern, name) for name in names):
             return format_
+    if any(name.endswith(".parquet") for name in names):
+        return "parquet"
     if asked == "d4rl":
         return asked
     raise ImportRefused(
         "the zip is not of a known dataset",
-        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}",
+        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Parquet files",
         got=", ".join(names[:20])[:200],
     )
 

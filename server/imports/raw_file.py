@@ -66,6 +66,10 @@ class ImportOptions:
     action_high: tuple[float, ...] = ()
     max_steps: int = 0
     """Where the file has no timeouts: an episode is cut after this many steps (0: never)."""
+    columns: tuple[str, ...] = ()
+    """Of tables: "role=column,column" (column_map.py); a role that is not given is guessed."""
+    split: str = ""
+    """Of folders with several: "train"."""
     drop_infos: tuple[str, ...] = ()
     """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""

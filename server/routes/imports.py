@@ -6,6 +6,7 @@ import math
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
 from server.imports.raw_file import ImportOptions
@@ -41,6 +42,11 @@ async def upload(
         int,
         Query(ge=0, lt=2**53, description="without timeouts: cut episodes after this many steps"),
     ] = 0,
+    columns: Annotated[
+        list[Annotated[str, StringConstraints(max_length=4096)]],
+        Query(max_length=256, description="of tables: role=column,column; once for each role"),
+    ] = [],  # noqa: B006 - FastAPI copies it
+    split: Annotated[str, Query(max_length=128, description="of a folder with several")] = "",
     drop_infos: Annotated[
         str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
     ] = "",
@@ -57,6 +63,8 @@ async def upload(
         action_low=_numbers("action_low", action_low),
         action_high=_numbers("action_high", action_high),
         max_steps=max_steps,
+        columns=tuple(columns),
+        split=split,
         drop_infos=tuple(name.strip() for name in drop_infos.split(",") if name.strip()),
     )
     await run_in_threadpool(service.imports.check, wanted)

@@ -29,8 +29,8 @@ NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
 GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
-Upload an offline dataset (a D4RL or npz file, or a folder of Minari, AMAGO or RLDS) and wait until
-the service has stored it.
+Upload an offline dataset (a D4RL, npz or Parquet file, or a folder of Minari, AMAGO, RLDS or
+Parquet) and wait until the service has stored it.
 
 All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
 A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was
@@ -42,6 +42,7 @@ EXAMPLES = """\
   stepwell import ~/.minari/datasets/D4RL/door/human-v2 --dataset door
   stepwell import ~/amago_runs/my_buffer --dataset old-run
   stepwell import ~/tensorflow_datasets/my_robot/1.0.0 --dataset my-robot
+  stepwell import plays.parquet --dataset plays --columns observation=x,y action=push episode=ep
   stepwell import hopper/ --dataset hopper-copy
 
 The layout of the formats: docs/own_data.md, docs/formats.md."""
@@ -76,7 +77,16 @@ def main(argv: list[str] | None = None) -> int:
         default=[],
         metavar="KEY=VALUE",
         help="further option of the importer: action=discrete:6, "
-        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…",
+        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="ROLE=COLUMN",
+        help="of Parquet files: observation=x,y (a vector; * matches names; observation/arm=… is "
+        "one of several), action=, reward=, episode=, step=, terminated=, truncated=, done=, "
+        "next_observation=, info/NAME=; what is not given is guessed by name, ROLE= is none",
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds to wait for the job")
     common.add_connection(parser)
@@ -87,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
         if not equals or not key:
             parser.error(f"--option wants KEY=VALUE, not {option!r}")
         options[key.replace("-", "_")] = value
+    if args.columns:
+        options["columns"] = args.columns
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -97,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     if parquet.is_export(args.file):
         if options:
-            parser.error("a folder of stepwell export has no --option")
+            parser.error("a folder of stepwell export has no --option and no --columns")
         with common.connect(args) as client, bar:
             result = _send_folder(client, args, bar)
             _tag_partially_observable(client, args)

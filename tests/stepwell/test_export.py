@@ -220,6 +220,25 @@ def test_an_exported_dataset_is_imported_into_a_service(
         assert after.metadata.env == "Test-v0"
 
 
+def test_a_table_is_imported_with_given_columns(client, run, tmp_path, capsys):
+    """A folder of Parquet files over HTTP: the roles of `--columns`, the guesses on stderr."""
+    (tmp_path / "plays/data").mkdir(parents=True)
+    table = {"x": [0.0, 1, 2, 3], "y": [5.0] * 4, "act": [0, 1, 1, 0], "gain": [0.5] * 4}
+    frame = pd.DataFrame(table | {"run": ["a", "a", "b", "b"]})
+    frame.to_parquet(tmp_path / "plays/data/train-00000-of-00001.parquet")
+    words = ("import", tmp_path / "plays", "--dataset", "table")
+    assert run(*words) == 1
+    assert "no column is known to be the observation" in capsys.readouterr().err
+    given = ("observation=y,x", "reward=gain", "episode=run")
+    assert run(*words, "--columns", *given) == 0
+    said = capsys.readouterr()
+    assert ": 2 trajectories, 4 steps" in said.out
+    assert "columns by their names: action=act" in said.err
+    first, second = stored(client, "table")
+    assert first.obs["observation"].tolist() == [[5, 0], [5, 1], [5, 1]]
+    assert second.actions["action"].tolist() == [1, 0]
+
+
 def test_a_selection_is_exported(client, run, tmp_path, capsys):
     """`--where` and `--purpose` choose; a wrong condition and an empty choice are errors."""
     spec = make_spec()

@@ -1,0 +1,297 @@
+"""Parquet files as one table, read one row group at a time. Untrusted: runs only in the sandbox.
+
+A column of scalars or of lists of one length is an array [rows, …]. Fields of structs are columns
+of their own, with dotted names; a struct with `bytes` is an image. Sizes that a footer claims are
+checked before anything is read; extension types are what they are stored as.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from server.imports.raw_file import Array, ImportRefused, check_size
+
+MAX_COLUMNS = 4096
+MAX_FILES = 20_000
+MAX_DIMENSIONS = 4
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
+"""Bytes of a value by physical type."""
+
+
+class Table:
+    """Files of equal columns, one after another. Raises `ImportRefused`."""
+
+    def __init__(self, files: list[tuple[str, BinaryIO]], size: int, memory: int, max_rows: int):
+        self._files: list[pq.ParquetFile] = []
+        self._starts: list[tuple[int, int, int]] = []
+        """(first row, file, row group) of each row group."""
+        self.file_rows: list[int] = []
+        self.types: dict[str, pa.DataType] = {}
+        self.features: dict[str, Any] = {}
+        """Hugging Face's description of the columns, where the file has one."""
+        self._cache: dict[str, tuple[int, pa.Array]] = {}
+        self._order: NDArray[np.int64] | None = None
+        self.rows = logical = 0
+        if not 1 <= len(files) <= MAX_FILES:
+            raise ImportRefused("no or too many files", expected=f"1 … {MAX_FILES}", got=len(files))
+        for name, file in files:
+            logical += self._add(name, file, memory)
+            if self.rows > max_rows:
+                raise ImportRefused("too many rows", expected=f"≤ {max_rows}", got=self.rows)
+        check_size(logical, size, 1 << 62)
+        self._memory = memory
+        if self.rows == 0:
+            raise ImportRefused("the table is empty", expected="one row for each step", got=0)
+
+    def _add(self, name: str, file: BinaryIO, memory: int) -> int:
+        """One more file; returns the bytes it claims to hold."""
+        try:
+            opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+            raise damaged(f"{name[:200]}: {error}") from None
+        about, schema = opened.metadata, opened.schema_arrow
+        if about.num_columns > MAX_COLUMNS:
+            raise ImportRefused(
+                f"{name[:200]} has too many columns",
+                expected=f"≤ {MAX_COLUMNS}",
+                got=about.num_columns,
+            )
+        types = {k: t for field in schema for k, t in _flattened(field.name, field.type)}
+        if not self.types:
+            self.types = types
+            self.features = _features(schema)
+        elif types != self.types:
+            differ = sorted({k for k in {*types, *self.types} if types.get(k) != self.types.get(k)})
+            raise ImportRefused(
+                f"{name[:200]} has other columns than the files before it",
+                expected=_shown(differ, self.types),
+                got=_shown(differ, types),
+            )
+        logical = 0
+        for group in range(about.num_row_groups):
+            part, here = about.row_group(group), 0
+            for index in range(part.num_columns):
+                chunk = part.column(index)
+                width = WIDTHS.get(chunk.physical_type, 0)
+                here += max(chunk.total_uncompressed_size, chunk.num_values * width)
+            if part.num_rows < 0 or here < 0:
+                raise damaged(f"{name[:200]}: a negative size")
+            if here > memory:
+                check_size(here, here, memory)
+            if part.num_rows:
+                self._starts.append((self.rows, len(self._files), group))
+            self.rows += part.num_rows
+            logical += here
+        self.file_rows.append(about.num_rows)
+        self._files.append(opened)
+        return logical
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.types)
+
+    def sort(self, order: NDArray[np.int64]) -> None:
+        """Rows come in this order from now on. Columns are then read whole."""
+        self._order = order
+        self._cache.clear()
+
+    def whole(self, column: str) -> pa.Array:
+        """Every row of one column."""
+        pieces = [self._group(column, number) for number in range(len(self._starts))]
+        self._cache.pop(column, None)
+        if (held := sum(piece.nbytes for piece in pieces)) > self._memory:
+            check_size(held, held, self._memory)
+        joined = pa.concat_arrays(pieces)
+        if len(joined) != self.rows:
+            raise damaged(f"{column[:100]} has {len(joined)} of {self.rows} rows")
+        return joined if self._order is None else joined.take(pa.array(self._order))
+
+    def slice(self, column: str, start: int, stop: int) -> pa.Array:
+        """Rows `start … stop` of one column; cheap where they follow those of the last call."""
+        if self._order is not None:
+            held = self._cache.get(column)
+            if held is None:
+                held = self._cache[column] = (-1, self.whole(column))
+            return held[1].slice(start, stop - start)
+        pieces = []
+        number = int(np.searchsorted([first for first, _, _ in self._starts], start, "right")) - 1
+        while start < stop:
+            group, first = self._group(column, number), self._starts[number][0]
+            if not 0 <= start - first < len(group):
+                raise damaged(f"{column[:100]}: rows are missing")
+            pieces.append(group.slice(start - first, stop - start))
+            start += len(pieces[-1])
+            number += 1
+        return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+
+    def numbers(self, column: str, start: int, stop: int) -> Array:
+        return as_numbers(column, self.slice(column, start, stop))
+
+    def _group(self, column: str, number: int) -> pa.Array:
+        if number >= len(self._starts):
+            raise damaged(f"{column[:100]}: rows are missing")
+        held = self._cache.get(column)
+        if held is not None and held[0] == number:
+            return held[1]
+        _, file, group = self._starts[number]
+        table = self._files[file].read_row_group(group, columns=[column], use_threads=False)
+        # A column is there under its own name, or as a field of a struct.
+        chunked = _reached(table, column)
+        chunks = [_plain(chunk) for chunk in chunked.chunks]
+        array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        self._cache[column] = (number, array)
+        return array
+
+
+def kind_of(type_: pa.DataType) -> str:
+    """What a column holds: "numbers", "texts", "frames", or "" for anything else."""
+    if _is_image(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+        return "frames"
+    if pa.types.is_dictionary(type_):
+        return kind_of(type_.value_type)
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return "texts"
+    for _ in range(MAX_DIMENSIONS + 1):
+        type_ = _storage(type_)
+        if not is_list(type_):
+            break
+        type_ = type_.value_type
+    plain = pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_)
+    return "numbers" if plain else ""
+
+
+def is_list(type_: pa.DataType) -> bool:
+    type_ = _storage(type_)
+    return bool(
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+    )
+
+
+def as_numbers(column: str, array: pa.Array) -> Array:
+    """[rows, …], in the column's own type. Raises `ImportRefused`."""
+    rows, array = len(array), _plain(array)
+    shape: list[int] = []
+    while is_list(array.type):
+        if array.null_count or len(shape) == MAX_DIMENSIONS:
+            raise ImportRefused(
+                f"column {column[:100]} cannot be an array",
+                expected=f"no empty cells, ≤ {MAX_DIMENSIONS} dimensions",
+                got=pluralized(array.null_count),
+            )
+        lengths = pc.min_max(pc.list_value_length(array)).as_py()
+        if lengths["min"] != lengths["max"]:
+            raise ImportRefused(
+                f"the lists of column {column[:100]} differ in length",
+                expected="the same in every row",
+                got=f"{lengths['min']} … {lengths['max']}",
+            )
+        shape.append(int(lengths["min"] or 0))
+        array = _plain(array.flatten())
+    if array.null_count and not pa.types.is_floating(array.type):
+        raise ImportRefused(
+            f"column {column[:100]} has no value in some rows",
+            expected="a number in every row",
+            got=pluralized(array.null_count),
+        )
+    if not (
+        pa.types.is_boolean(array.type)
+        or pa.types.is_integer(array.type)
+        or pa.types.is_floating(array.type)
+    ):
+        raise ImportRefused(
+            f"column {column[:100]} does not hold numbers",
+            expected="integers, floats, booleans, or lists of them",
+            got=str(array.type)[:100],
+        )
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+
+
+def image_bytes(column: str, array: pa.Array) -> list[bytes]:
+    """The encoded image of every row. Raises `ImportRefused` for one that is elsewhere."""
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "bytes")
+    if array.null_count:
+        raise ImportRefused(
+            f"column {column[:100]} has rows without an image",
+            expected="the bytes of the image in the table",
+            got=pluralized(array.null_count),
+        )
+    found: list[bytes] = array.to_pylist()
+    return found
+
+
+def pluralized(count: int) -> str:
+    return f"{count} empty cell{'' if count == 1 else 's'}"
+
+
+def damaged(why: object) -> ImportRefused:
+    return ImportRefused(
+        f"the Parquet file is damaged or cut short: {str(why).splitlines()[0][:300]}",
+        expected="a file that pyarrow can read to its end",
+    )
+
+
+def _reached(table: pa.Table, column: str) -> pa.ChunkedArray:
+    if column in table.column_names:
+        return table[column]
+    name = next((n for n in table.column_names if column.startswith(f"{n}.")), None)
+    if name is None:
+        raise damaged(f"column {column[:100]} is missing")
+    array = table[name]
+    for part in column.removeprefix(f"{name}.").split("."):
+        array = pc.struct_field(array, part)
+    return array
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Without extension types and dictionaries; times as integers, decimals as floats."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_temporal(array.type) and not pa.types.is_interval(array.type):
+        wide = array.type.bit_width == 64
+        array = array.cast(pa.int64() if wide else pa.int32())
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return array
+
+
+def _storage(type_: pa.DataType) -> pa.DataType:
+    return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+
+
+def _is_image(type_: pa.DataType) -> bool:
+    if not pa.types.is_struct(type_):
+        return False
+    names = {type_.field(i).name for i in range(type_.num_fields)}
+    return "bytes" in names and names <= {"bytes", "path"}
+
+
+def _flattened(name: str, type_: pa.DataType, level: int = 0) -> list[tuple[str, pa.DataType]]:
+    if not pa.types.is_struct(type_) or _is_image(type_) or level == MAX_DIMENSIONS:
+        return [(name, type_)]
+    fields = [type_.field(i) for i in range(type_.num_fields)]
+    return [one for f in fields for one in _flattened(f"{name}.{f.name}", f.type, level + 1)]
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    try:
+        written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        found = written["info"]["features"]
+        return found if isinstance(found, dict) else {}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+
+
+def _shown(names: list[str], types: dict[str, pa.DataType]) -> str:
+    return ", ".join(f"{n[:60]}: {types.get(n, 'missing')}" for n in names[:10])[:300]

@@ -1,0 +1,342 @@
+"""Parquet files of anybody: columns by name or as given, episodes in any order, nothing assumed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from server.imports import parquet
+from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from stepwell import Discrete
+from stepwell._folders import files_of, zipped
+from stepwell.trajectory import Trajectory
+
+LENGTHS = (3, 1, 4)
+ROWS = sum(LENGTHS)
+Columns = dict[str, Any]
+
+
+def columns(**changes: Any) -> Columns:
+    """Three episodes, one row a step; a change to None takes a column away."""
+    rng = np.random.default_rng(0)
+    made = {
+        "observation": list(rng.normal(size=(ROWS, 2)).astype(np.float32)),
+        "action": rng.integers(0, 3, ROWS),
+        "reward": rng.normal(size=ROWS).astype(np.float32),
+        "episode": np.repeat([5, 7, 6], LENGTHS),
+        "step": np.concatenate([np.arange(n) for n in LENGTHS]),
+        "terminated": np.isin(np.arange(ROWS), [2, 7]),
+    } | changes
+    return {name: column for name, column in made.items() if column is not None}
+
+
+def write(path: Path, made: Columns, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {k: v if isinstance(v, pa.Array) else pa.array(v) for k, v in made.items()}
+    pq.write_table(pa.table(arrays), path, **options)
+    return path
+
+
+def read(path: Path, *given: str, **options: Any) -> tuple[Reading, list[Trajectory]]:
+    """As the child does, in this process."""
+    chosen = ImportOptions(
+        dataset="d",
+        format="parquet",
+        sha256="ab" * 32,
+        size=path.stat().st_size,
+        columns=given,
+        **options,
+    )
+    with (
+        open(path, "rb", buffering=0) as file,
+        parquet.reading(file, chosen, 1 << 28, 10**9) as found,
+    ):
+        made = list(found.trajectories)
+        for trajectory in made:
+            trajectory.check(found.spec)
+        return found, made
+
+
+def read_folder(folder: Path, *given: str, **options: Any) -> tuple[Reading, list[Trajectory]]:
+    kind, files = files_of(folder)
+    assert kind == "parquet"
+    with zipped(files) as packed:
+        return read(packed, *given, **options)
+
+
+def test_usual_names_are_recognised_and_said(tmp_path: Path) -> None:
+    made = columns()
+    found, got = read(write(tmp_path / "a.parquet", made))
+    assert [len(t) for t in got] == list(LENGTHS)
+    assert [(t.terminated, t.truncated) for t in got] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    obs = np.stack(made["observation"])
+    assert got[2].obs["observation"].tobytes() == np.stack([*obs[4:], obs[-1]]).tobytes()
+    assert not got[2].final_obs_valid
+    assert got[2].actions["action"].tolist() == made["action"][4:].tolist()
+    assert got[2].rewards.tobytes() == made["reward"][4:].tobytes()
+    assert "observation=observation action=action" in found.warnings[0]
+    assert "final observations are unknown" in " ".join(found.warnings)
+
+
+def test_given_columns_make_vectors_and_named_arrays(tmp_path: Path) -> None:
+    x = np.arange(ROWS, dtype=np.float64)
+    path = write(
+        tmp_path / "a.parquet",
+        {"x": x, "y": x + 0.5, "hand": list(np.ones((ROWS, 2, 2), np.uint8).tolist()), "u_0": x / 8,
+         "u_1": -x / 8, "gain": x, "run": [str(n) for n in columns()["episode"]], "heat": x},
+    )  # fmt: skip
+    given = ("observation/pose=x,y", "observation/hand=hand", "action=u_*", "reward=gain")
+    found, got = read(path, *given, "episode=run", "info/heat=heat")
+    assert {k: s.shape for k, s in found.spec.observations.items()} == {
+        "pose": (2,),
+        "hand": (2, 2),
+    }
+    assert got[1].obs["pose"].tolist() == [[3.0, 3.5], [3.0, 3.5]]
+    assert got[0].actions["action"].tolist() == [[0, 0], [0.125, -0.125], [0.25, -0.25]]
+    assert got[2].infos["heat"].tolist() == [4, 5, 6, 7, 7]
+    assert [len(t) for t in got] == list(LENGTHS)
+
+
+def test_rows_in_any_order_are_put_in_order(tmp_path: Path) -> None:
+    """Across files, too, where a whole is needed; without steps the order of the file counts."""
+    made, order = columns(), np.random.default_rng(3).permutation(ROWS)
+    table = pa.table({k: pa.array(v) for k, v in made.items()}).take(pa.array(order))
+    (tmp_path / "data").mkdir()
+    pq.write_table(table.slice(0, 3), tmp_path / "data/a.parquet", row_group_size=2)
+    pq.write_table(table.slice(3), tmp_path / "data/b.parquet")
+    _, straight = read(write(tmp_path / "straight.parquet", made))
+    (tmp_path / "straight.parquet").unlink()
+    _, got = read_folder(tmp_path)
+    by_length = {len(t): t for t in got}
+    for one in straight:
+        other = by_length[len(one)]
+        assert one.obs["observation"].tobytes() == other.obs["observation"].tobytes()
+        assert one.rewards.tobytes() == other.rewards.tobytes()
+
+
+def test_many_row_groups_and_files_are_one_table(tmp_path: Path) -> None:
+    made = columns()
+    _, straight = read(write(tmp_path / "a.parquet", made))
+    _, got = read(write(tmp_path / "b.parquet", made, row_group_size=2))
+    assert [t.digest for t in got] == [t.digest for t in straight]
+
+
+def test_episodes_end_at_flags_where_no_column_names_them(tmp_path: Path) -> None:
+    cut = np.isin(np.arange(ROWS), [3])
+    found, got = read(write(tmp_path / "a.parquet", columns(episode=None, step=None, timeouts=cut)))
+    assert [len(t) for t in got] == list(LENGTHS)
+    assert [t.terminated for t in got] == [True, False, True]
+    made = columns(episode=None, terminated=np.isin(np.arange(ROWS), [2]))
+    found, got = read(write(tmp_path / "a.parquet", made))
+    assert [len(t) for t in got] == [3, 5]
+    assert "last 5 steps have no end" in " ".join(found.warnings)
+
+
+def test_each_file_is_an_episode_where_nothing_else_tells(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / f"{name}.parquet", columns(episode=None, terminated=None, step=None))
+    found, got = read_folder(tmp_path)
+    assert [len(t) for t in got] == [ROWS, ROWS]
+    assert "each file is one" in " ".join(found.warnings)
+
+
+def test_done_is_terminated_unless_told_otherwise(tmp_path: Path) -> None:
+    done = np.isin(np.arange(ROWS), [2, 3, 7])
+    path = write(tmp_path / "a.parquet", columns(terminated=None, done=done))
+    found, got = read(path)
+    assert [t.terminated for t in got] == [True] * 3
+    assert "columns=truncated=done done=" in " ".join(found.warnings)
+    _, got = read(path, "truncated=done", "done=")
+    assert [t.truncated for t in got] == [True] * 3
+    timeouts = np.isin(np.arange(ROWS), [3])
+    path = write(tmp_path / "a.parquet", columns(terminated=None, done=done, timeout=timeouts))
+    assert [t.terminated for t in read(path)[1]] == [True, False, True]
+
+
+def test_next_observations_are_the_final_ones_unless_they_are_shifted_rows(tmp_path: Path) -> None:
+    obs = np.stack(columns()["observation"])
+    true = obs + 1
+    _, got = read(write(tmp_path / "a.parquet", columns(next_obs=list(true))))
+    assert all(t.final_obs_valid for t in got)
+    assert got[0].obs["observation"][-1].tolist() == true[2].tolist()
+    shifted = np.concatenate([obs[1:], obs[-1:]])
+    found, got = read(write(tmp_path / "a.parquet", columns(next_obs=list(shifted))))
+    assert not any(t.final_obs_valid for t in got)
+    assert "shifted rows" in " ".join(found.warnings)
+
+
+def test_one_row_an_episode(tmp_path: Path) -> None:
+    """Lists of steps, as datasets of decision transformers have them; T + 1 observations count."""
+    obs = [
+        np.full((n + extra, 2), i, np.float32).tolist()
+        for i, (n, extra) in enumerate(((3, 0), (1, 0)))
+    ]
+    made = {"observations": obs, "actions": [[0, 1, 2], [1]], "rewards": [[1.0, 2, 3], [4]]}
+    found, got = read(
+        write(tmp_path / "a.parquet", made | {"dones": [[False] * 2 + [True], [False]]})
+    )
+    assert [len(t) for t in got] == [3, 1]
+    assert [t.terminated for t in got] == [True, False]
+    assert found.spec.actions["action"] == Discrete(3)
+    assert got[0].rewards.tolist() == [1, 2, 3]
+    made["observations"] = [o + [[9.0, 9.0]] for o in obs]
+    _, got = read(write(tmp_path / "a.parquet", made))
+    assert got[1].obs["observation"].tolist() == [[1, 1], [9, 9]]
+
+
+def png(value: int, size: tuple[int, ...] = (4, 5, 3), kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.full(size, value, np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("struct", [True, False])
+def test_images_in_the_table_become_pixels(tmp_path: Path, struct: bool) -> None:
+    images = [{"bytes": png(i), "path": None} if struct else png(i) for i in range(ROWS)]
+    made = columns(
+        observation=None, **{"observation.image": images, "observation.state": [0.5] * ROWS}
+    )
+    found, got = read(write(tmp_path / "a.parquet", made, row_group_size=3))
+    assert found.spec.observations["image"].shape == (4, 5, 3)
+    assert got[2].obs["image"][:, 0, 0, 0].tolist() == [4, 5, 6, 7, 7]
+    images = [{"bytes": png(9, kind="JPEG"), "path": None}] * ROWS
+    found, _ = read(write(tmp_path / "a.parquet", made | {"observation.image": images}))
+    assert "JPEG" in " ".join(found.warnings)
+
+
+def test_hugging_face_classes_and_splits(tmp_path: Path) -> None:
+    features = {"action": {"names": ["l", "r", "u", "d"], "_type": "ClassLabel"}}
+    schema = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    for split in ("train", "test"):
+        made = pa.table({k: pa.array(v) for k, v in columns().items()})
+        path = tmp_path / f"data/{split}-00000-of-00001.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(made.replace_schema_metadata(schema), path)
+    with pytest.raises(ImportRefused, match="several splits") as error:
+        read_folder(tmp_path)
+    assert (error.value.expected, error.value.got) == ("split=NAME", "test, train")
+    found, got = read_folder(tmp_path, split="test")
+    assert found.spec.actions["action"] == Discrete(4)
+    assert len(got) == 3
+    with pytest.raises(ImportRefused, match="no such split"):
+        read_folder(tmp_path, split="eval")
+
+
+REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
+    "no reward": (lambda: columns(reward=None), (), "known to be the reward"),
+    "no observation": (lambda: columns(observation=None), (), "known to be the observation"),
+    "no ends": (lambda: columns(episode=None, terminated=None), (), "known to be the episode"),
+    "an unknown column": (columns, ("action=push",), "does not exist"),
+    "an unknown role": (columns, ("torque=action",), "unknown role"),
+    "two rewards": (columns, ("reward=reward,step",), "is one column"),
+    "NaN in rewards": (lambda: columns(reward=[0.5, None] * 4), (), "invalid numbers"),
+    "NaN in observations": (lambda: columns(observation=[np.nan] * ROWS), (), "finite"),
+    "text as action": (lambda: columns(action=["a"] * ROWS), (), "text"),
+    "lists of several lengths": (
+        lambda: columns(observation=[[1.0]] * 7 + [[1.0, 2.0]]),
+        (),
+        "differ in length",
+    ),
+    "no ids": (lambda: columns(episode=[None, *[1] * 7]), (), "empty cells"),
+    "a step twice": (lambda: columns(step=[0] * ROWS), (), "twice in episode 5"),
+    "a flag inside": (lambda: columns(terminated=[True] * ROWS), (), "before the last step"),
+    "numbers as flags": (lambda: columns(terminated=[3] * ROWS), (), "does not contain flags"),
+    "no image": (lambda: columns(observation=[b"GIF89a.."] * ROWS), (), "no image"),
+    "a damaged image": (lambda: columns(observation=[png(1)[:45]] * ROWS), (), "damaged"),
+    "an image elsewhere": (
+        lambda: columns(observation=[{"bytes": None, "path": "/etc/passwd"}] * ROWS),
+        (),
+        "without an image",
+    ),
+    "an episode of 0 steps": (
+        lambda: {"obs": [[0.5], []], "action": [[1], []], "reward": [[0.5], []]},
+        (),
+        "no steps",
+    ),
+    "no rows": (lambda: {k: v[:0] for k, v in columns().items()}, (), "empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    make, given, why = REFUSED[name]
+    with pytest.raises(ImportRefused, match=why):
+        read(write(tmp_path / "a.parquet", make()), *given)
+
+
+def test_a_refusal_names_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused) as error:
+        read(write(tmp_path / "a.parquet", {"x": [1.0], "u": [1.0]}))
+    assert error.value.expected == "columns=observation=NAME, of the columns of the file"
+    assert error.value.got == "x, u"
+
+
+def test_a_role_that_is_given_empty_has_no_column(tmp_path: Path) -> None:
+    found, got = read(write(tmp_path / "a.parquet", columns()), "reward=", "terminated=")
+    assert not any(t.rewards.any() or t.terminated for t in got)
+    assert "there is no reward" in " ".join(found.warnings)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    """Every cut, and a hundred wrong bytes: refused, or read as numbers; no other error."""
+    whole = write(tmp_path / "a.parquet", columns()).read_bytes()
+    path = tmp_path / "b.parquet"
+    for cut in (4, len(whole) // 2, len(whole) - 9, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ImportRefused):
+            read(path)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        broken = bytearray(whole)
+        broken[rng.integers(4, len(whole) - 8)] ^= 1 << rng.integers(8)
+        path.write_bytes(broken)
+        try:
+            read(path)
+        except ImportRefused:
+            continue
+
+
+def test_claimed_sizes_are_checked_before_reading(tmp_path: Path) -> None:
+    """Millions of equal numbers take a few kilobytes; the footer says what they would become."""
+    codes = pa.array(np.zeros(3_000_000, np.int32))
+    zeros = pa.DictionaryArray.from_arrays(codes, pa.array([0.0]))
+    path = write(tmp_path / "a.parquet", dict.fromkeys(("obs", "action", "reward", "done"), zeros))
+    with pytest.raises(ImportRefused, match="far more than it holds"):
+        read(path)
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", columns())
+    write(tmp_path / "b.parquet", columns(reward=list(range(ROWS))))
+    with pytest.raises(ImportRefused, match="other columns") as error:
+        read_folder(tmp_path)
+    assert "reward: int64" in str(error.value.got)
+
+
+def test_through_the_service(importing: Any, tmp_path: Path) -> None:
+    """In the sandbox, with a column map, all or nothing."""
+    path = write(tmp_path / "a.parquet", columns(reward=None, gain=np.arange(ROWS)))
+    before = importing.files()
+    job = importing.run(path, "tabular", format="parquet")
+    assert (job.state, job.error.status) == ("failed", 422)
+    assert "reward" in job.error.detail
+    assert importing.files() == before
+    job = importing.run(path, "tabular", format="parquet", columns=("reward=gain",))
+    assert job.state == "succeeded", job
+    assert (job.result["trajectories"], job.result["steps"]) == (3, ROWS)
+    assert importing.rows("select sum(\"return\") from trajectories where dataset = 'tabular'") == [
+        [sum(range(ROWS))]
+    ]
