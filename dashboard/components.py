@@ -260,18 +260,22 @@ def table(
     columns: Mapping[str, Any] | None = None,
     height: int | str = "auto",
     dataset: str | None = None,
+    pictures: pd.DataFrame | None = None,
+    row_height: int | None = None,
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
-    `select`: None, "single-row" or "multi-row".
+    `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
     """
     chosen: list[int] = []
     options: dict[str, Any] = {"hide_index": True, "column_config": columns, "height": height}
+    options["row_height"] = row_height
+    shown = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
     if select is None:
-        st.dataframe(frame, key=key, **options)
+        st.dataframe(shown, key=key, **options)
     else:
         options |= {"on_select": "rerun", "selection_mode": select}
-        event: Any = st.dataframe(frame, key=key, **options)
+        event: Any = st.dataframe(shown, key=key, **options)
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     export(frame, key, sql=sql, dataset=dataset)
     return chosen

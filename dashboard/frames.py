@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from typing import Any
 
@@ -16,10 +17,21 @@ STRIP = 8
 
 def is_image(array: Any) -> bool:
     """Whether observations [T+1, …] are grey [H, W] or coloured [H, W, 1, 3 or 4] bytes."""
-    shape = array.shape[1:]
-    return array.dtype == np.uint8 and (
-        len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3, 4))
-    )
+    return is_picture(array.shape[1:], str(array.dtype))
+
+
+def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether one observation of this shape and type is an image."""
+    return dtype == "uint8" and (len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3, 4)))
+
+
+def data_url(image: Any, size: int) -> str:
+    """A small picture [H, W(, C)] of at most `size` pixels a side, as the address of an image."""
+    picture = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)
+    picture.thumbnail((size, size))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def enlarged(image: Any, size: int = 280) -> Any:

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
-from dashboard.views import episode, labels
+from dashboard.views import episode, labels, thumbnails
 
 PAGE = 100
 ORDERS = {
@@ -76,7 +76,13 @@ def _filters() -> str:
 
 
 def _list(where: str, total: int) -> None:
-    pages = -(-total // PAGE)
+    cameras = thumbnails.cameras(st.session_state.get("dataset") or None)
+    with_frames = bool(cameras) and st.toggle(
+        "First and last frames", key="frames", bind="query-params",
+        help=f"Pictures of {thumbnails.ROWS} trajectories at a time",
+    )  # fmt: skip
+    rows = thumbnails.ROWS if with_frames else PAGE
+    pages = -(-total // rows)
     if st.session_state.get("page", 1) > pages:
         st.session_state["page"] = 1
     number = 1
@@ -85,7 +91,7 @@ def _list(where: str, total: int) -> None:
     order = ORDERS[st.session_state.get("order", "newest")]
     sql = (
         f"SELECT {COLUMNS}\nFROM trajectories\nWHERE {where}\nORDER BY {order}\n"
-        f"LIMIT {PAGE} OFFSET {(number - 1) * PAGE}"
+        f"LIMIT {rows} OFFSET {(number - 1) * rows}"
     )
     frame = api.sql(sql).frame
     st.caption(formatting.pluralize(total, "matching trajectory", "matching trajectories"))
@@ -94,7 +100,10 @@ def _list(where: str, total: int) -> None:
         columns={
             "return": st.column_config.NumberColumn(format="%.3f"),
             "arrived": st.column_config.DatetimeColumn(format="distance"),
+            **thumbnails.columns(),
         },
+        pictures=thumbnails.draw(frame, cameras) if with_frames else None,
+        row_height=thumbnails.HEIGHT if with_frames else None,
     )  # fmt: skip
     ids = [str(frame["id"].iloc[row]) for row in chosen]
     st.session_state["trajectory_ids"] = [str(value) for value in frame["id"]]

@@ -1,0 +1,95 @@
+"""Pictures in the list of trajectories: only where there are images, and only when asked for."""
+
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from streamlit.testing.v1 import AppTest
+
+from dashboard import api
+from dashboard.views import thumbnails
+from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell.errors import ServiceUnreachable
+
+Page = Callable[..., AppTest]
+MANY = 25
+
+
+@pytest.fixture
+def films(client: Client, name: str) -> str:
+    """The k-th trajectory is grey: k in its first frame, 100 + k in its last, 255 between."""
+    image = Box((8, 16, 3), dtype="uint8", low=0, high=255)
+    spec = EnvSpec.of({"vector": Box((2,)), "cam/left": image}, Discrete(3), env="Toy-v0")
+    client.create_dataset(name, spec)
+    for k in range(MANY):
+        film = np.full((4, 8, 16, 3), 255, np.uint8)
+        film[0], film[-1] = k, 100 + k
+        client.add(
+            name, obs={"vector": np.zeros((4, 2), np.float32), "cam/left": film},
+            actions=np.zeros(3, np.int64), rewards=np.full(3, float(k), np.float32),
+            terminated=True, env="Toy-v0",
+        )  # fmt: skip
+    client.flush(name)
+    return name
+
+
+def grey(url: str) -> tuple[tuple[int, int], int]:
+    head, data = url.split(",")
+    assert head == "data:image/png;base64"
+    picture = Image.open(io.BytesIO(base64.b64decode(data)))
+    return picture.size, int(np.asarray(picture)[0, 0, 0])
+
+
+def test_each_row_has_its_first_and_last_frame(service: Any, films: str, page: Page) -> None:
+    drawn = page("trajectories", service.url, dataset=films)
+    assert "first" not in drawn.dataframe[0].value and len(drawn.dataframe[0].value) == MANY
+    drawn.toggle(key="frames").set_value(True).run()
+    assert [e.message for e in drawn.exception] == [e.value for e in drawn.error] == []
+    shown = drawn.dataframe[0].value
+    assert len(shown) == thumbnails.ROWS
+    for _, row in shown.iterrows():
+        k = int(row["return"]) // 3
+        assert grey(row["first"]) == ((16, 8), k)
+        assert grey(row["last"]) == ((16, 8), 100 + k)
+
+
+def test_without_images_nothing_is_offered_or_read(
+    service: Any, client: Client, name: str, page: Page, monkeypatch: Any
+) -> None:
+    client.create_dataset(name, EnvSpec.of(Box((2,)), Discrete(3), env="Toy-v0"))
+    client.add(name, obs=np.zeros((3, 2), np.float32), actions=np.zeros(2, np.int64),
+               rewards=np.ones(2, np.float32), terminated=True, env="Toy-v0")  # fmt: skip
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("frames were read")
+
+    monkeypatch.setattr(thumbnails, "_frames", never)
+    drawn = page("trajectories", service.url, dataset=name, frames="true")
+    assert [e.message for e in drawn.exception] == []
+    assert [t for t in drawn.toggle if t.key == "frames"] == []
+    assert len(drawn.dataframe[0].value) == 1
+
+
+def test_frames_that_cannot_be_read_are_a_message_and_the_list_stands(
+    service: Any, films: str, page: Page, monkeypatch: Any
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise api.StepwellError("the query took too long")
+
+    monkeypatch.setattr(thumbnails, "_frames", refused)
+    drawn = page("trajectories", service.url, dataset=films, frames="true")
+    assert [e.message for e in drawn.exception] == []
+    assert "too long" in drawn.error[0].value
+    assert drawn.dataframe[0].value["first"].isna().all()
+
+    def away(*_: Any) -> Any:
+        raise ServiceUnreachable("gone")
+
+    monkeypatch.setattr(thumbnails, "_frames", away)
+    drawn = page("trajectories", service.url, dataset=films, frames="true")
+    assert [e.message for e in drawn.exception] == []
+    assert "No answer from the service" in drawn.error[0].value
