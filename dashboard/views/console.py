@@ -30,7 +30,7 @@ EXAMPLES = {
         "SELECT t, avg(reward) AS mean_reward, count(reward) AS rows\n"
         "FROM steps WHERE NOT is_last GROUP BY t ORDER BY t"
     ),
-    "Return by length, of one environment": (
+    "Return by length": (
         'SELECT id, dataset, length, "return", policy\nFROM trajectories\n'
         "WHERE env = $env AND length >= $shortest ORDER BY length"
     ),
@@ -41,7 +41,7 @@ EXAMPLES = {
 }
 DEFAULT = EXAMPLES["What is there"]
 HISTORY = "sql_history"
-EVERY = "all datasets (common columns)"
+EVERY = "all datasets"
 
 
 @components.view("SQL", "One SELECT over everything the service knows. Rows of `steps` are T+1 "
@@ -63,6 +63,7 @@ def show() -> None:
             names = [d.name for d in api.datasets()]
             dataset = st.selectbox(
                 "Bare `steps` means", [None, *names], key="dataset", bind="query-params",
+                help="Without one, `steps` has only the columns that all datasets have",
                 format_func=lambda n: n or EVERY, placeholder=EVERY,
             )  # fmt: skip
             limit = st.number_input(
@@ -133,12 +134,13 @@ def _examples() -> None:
 
 
 def _schema() -> None:
-    st.subheader("Tables")
-    for table in api.query_schema().tables:
-        with st.expander(f"`{table.name}`"):
-            if table.description:
-                st.caption(table.description)
-            st.dataframe(
-                pd.DataFrame([(c.name, c.type) for c in table.columns], columns=["column", "type"]),
-                hide_index=True, key=f"schema_{table.name}",
-            )  # fmt: skip
+    """One table at a time: a service may have a thousand datasets."""
+    tables = {table.name: table for table in api.query_schema().tables}
+    name = st.selectbox("Tables and their columns", list(tables), key="schema")
+    table = tables[name]
+    if table.description:
+        st.caption(table.description)
+    st.dataframe(
+        pd.DataFrame([(c.name, c.type) for c in table.columns], columns=["column", "type"]),
+        hide_index=True, key="schema_columns",
+    )  # fmt: skip

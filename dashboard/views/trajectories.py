@@ -56,7 +56,7 @@ def _filters() -> str:
         )  # fmt: skip
         policy = st.text_input("Policy contains", key="policy", bind="query-params")
         label = st.text_input("Tag or flag", key="label", bind="query-params")
-        st.selectbox("Order", list(ORDERS), key="order", bind="query-params", width=220)
+        st.selectbox("Order", list(ORDERS), key="order", bind="query-params", width=150)
     condition = st.text_input(
         "Further SQL condition", key="where", bind="query-params",
         placeholder="\"return\" > -300 AND length >= 200 AND env = 'Pendulum-v1'",
