@@ -517,6 +517,10 @@ class Client(Transport):
         """Request that a job stop. The service undoes its partial work."""
         self.call("DELETE", route("jobs", job_id))
 
+    def check_index(self) -> Job:
+        """Check the index while the service runs; the report is the job's result."""
+        return self.ask(messages.JobAccepted, "POST", "/v1/jobs/check_index").job
+
     # --- trajectories out -------------------------------------------------------------------
 
     def trajectories(

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
+from dashboard.views import admin_data
 
 SCOPES = ["read", "sql", "train", "ingest", "admin"]
 DAY = 86400.0
@@ -22,6 +23,10 @@ def show() -> None:
         components.guarded(_tokens)
     with right:
         components.guarded(_create)
+    st.subheader("Stored data and limits")
+    components.guarded(admin_data.stored)
+    st.subheader("Jobs")
+    components.guarded(admin_data.jobs)
     st.subheader("Snapshots in use")
     components.guarded(_leases)
     st.subheader("Audit log")
@@ -42,10 +47,7 @@ def _service() -> None:
     )
     if health.detail:
         st.warning(health.detail, icon=":material/warning:")
-    st.caption(
-        "Its files are checked once a week, and by `stepwell fsck --data DIR`, which also repairs. "
-        "Capacities are settings of each dataset."
-    )
+    st.caption("Its files are checked once a week, while it runs.")
 
 
 def _tokens() -> None:

@@ -76,7 +76,7 @@ def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
 
 
 @router.patch("/{name}")
-def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset:
+def patch_dataset(service: ServiceDep, name: str, body: PatchDataset, caller: Caller) -> Dataset:
     """Change settings, also during ingest; a smaller capacity evicts at once."""
     values: dict[str, Any] = body.model_dump(include={"description", "tags"}, exclude_none=True)
     if body.capacity is not None:
@@ -86,6 +86,7 @@ def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
+            write_audit(connection, caller, "dataset.capacity", name, **body.capacity.model_dump())
             evict_over_capacity(connection, pk, next_change_id(connection))
         return _read(connection, pk)
 

@@ -1,11 +1,16 @@
-"""Jobs: read and cancel them."""
+"""Jobs: read and cancel them; the check of the index."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from fastapi import APIRouter
 
+from server.fsck import checks
+from server.imports.jobs import JobContext
 from server.service import Cursor, Limit, ServiceDep
-from stepwell.messages import Job, JobState, Page
+from stepwell.messages import Job, JobAccepted, JobState, Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -19,6 +24,25 @@ def list_jobs(
 ) -> Page[Job]:
     """Newest first."""
     return service.jobs.page(limit=limit, cursor=cursor, state=state)
+
+
+@router.post("/check_index", status_code=202)
+def check_index(service: ServiceDep) -> JobAccepted:
+    """Check the index while the service runs: SQLite's own checks, triggers and totals.
+
+    Its files are not read: `stepwell fsck` does that, while no service runs.
+    """
+
+    def work(context: JobContext) -> dict[str, Any]:
+        with service.db.read() as connection:  # one state of the index, whatever is written
+            found = []
+            for problem in checks.check_index(connection):
+                found.append(asdict(problem))
+                context.check()
+        return {"clean": not found, "problems": found}
+
+    job = service.jobs.submit("check_index", work, {}, "reading the index")
+    return JobAccepted(job=job)
 
 
 @router.get("/{job_id}")

@@ -1,12 +1,15 @@
 """Tokens: created and revoked on the page Admin, asked for where they are needed."""
 
+import sqlite3
 from collections.abc import Callable
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard import api
 from stepwell import Client
 from stepwell.errors import Unauthorized
+from stepwell.testing import make_spec, make_trajectory
 
 Page = Callable[..., AppTest]
 
@@ -75,3 +78,43 @@ def test_who_may_not_administrate_is_told_so(fresh_service, page: Page) -> None:
     fine(drawn)
     assert any("admin" in e.value for e in drawn.error)
     assert drawn.metric
+
+
+def test_limits_are_changed_and_what_evicts_is_asked(fresh_service, page: Page) -> None:
+    with Client(fresh_service.url) as client:
+        client.create_dataset("d", make_spec(), capacity={"steps": 1000})
+        client.post("d", [make_trajectory(length=5, seed=i) for i in range(3)])
+        drawn = page("admin", fresh_service.url)
+        fine(drawn)
+        steps = drawn.number_input(key="limit_steps_d")
+        assert steps.value == 1000
+        steps.set_value(6)
+        drawn.button(key="limits_go").click().run()
+        fine(drawn)
+        assert any("evicts" in w.value for w in drawn.warning)
+        assert client.dataset("d").capacity.steps == 1000
+        drawn.checkbox(key="limits_sure_d").check()
+        drawn.button(key="limits_go").click().run()
+        fine(drawn)
+        assert client.dataset("d").capacity.steps == 6 and client.dataset("d").evicted == 2
+        (entry,) = client.audit().items
+        assert (entry.action, entry.subject, entry.detail["steps"]) == ("dataset.capacity", "d", 6)
+
+
+def test_the_index_is_checked_from_the_page(fresh_service, page: Page) -> None:
+    with Client(fresh_service.url) as client:
+        client.create_dataset("d", make_spec())
+        drawn = page("admin", fresh_service.url)
+        drawn.button(key="check_index").click().run()
+        fine(drawn)
+        (job,) = client.jobs()
+        assert client.wait_job(job.id).result == {"clean": True, "problems": []}
+        with sqlite3.connect(fresh_service.data / "index.sqlite") as index:
+            index.execute("INSERT INTO tombstones VALUES ('a', 1, 1, '', 0, 0)")
+            index.execute("DROP TRIGGER living_shard")
+        job = client.wait_job(client.check_index().id)
+        assert job.result and not job.result["clean"] and len(job.result["problems"]) >= 1
+        api.refresh()
+        drawn.run()
+        assert [e.message for e in drawn.exception] == []
+        assert any("in the index" in e.value for e in drawn.error)

@@ -210,6 +210,7 @@ ALLOWED: dict[str, str] = {
     "POST /v1/datasets/{name}/imports": "ingest own",
     "GET /v1/jobs": COLLECTORS,
     "GET /v1/jobs/{job_id}": COLLECTORS,
+    "POST /v1/jobs/check_index": "",
     "DELETE /v1/jobs/{job_id}": "ingest own other",
     "POST /v1/query": "sql",
     "GET /v1/query/schema": "sql read",

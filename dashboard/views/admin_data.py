@@ -1,0 +1,162 @@
+"""What the service stores, how much it may store, its jobs, and the check of its index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, components, formatting
+
+FILES_SQL = (
+    "SELECT 'policies' AS kind, count(*) AS files, coalesce(sum(bytes), 0) AS size FROM policies\n"
+    "UNION ALL SELECT 'videos', count(*), coalesce(sum(bytes), 0) FROM videos"
+)
+LIMITS = ("trajectories", "steps", "bytes")
+CHECK = "check_index"
+
+
+def stored() -> None:
+    """Disk by dataset, with the limits of each, and by kind of file."""
+    found = api.datasets()
+    if not found:
+        components.empty("Nothing is stored yet: datasets appear here with their limits.")
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "dataset": d.name,
+            "on disk": d.stored_bytes,
+            "fifo steps": d.fifo.steps,
+            "limit of steps": d.capacity.steps,
+            "fifo size": d.fifo.bytes,
+            "limit of size": d.capacity.bytes,
+            "fifo trajectories": d.fifo.trajectories,
+            "limit of trajectories": d.capacity.trajectories,
+            "protected steps": d.protected.steps,
+            "evicted": d.evicted,
+        }
+        for d in found
+    ]
+    size = st.column_config.NumberColumn(format="bytes")
+    columns = {name: size for name in ("on disk", "fifo size", "limit of size")}
+    components.table(
+        pd.DataFrame(rows), "stored", columns=columns, height=min(280, 38 + 35 * len(rows))
+    )
+    st.caption(
+        "Limits are of the fifo partition, before compression, and empty where there is none: the "
+        "oldest trajectories are evicted beyond them. Protected ones never are."
+    )
+    _change({d.name: d for d in found})
+    components.guarded(_files)
+
+
+def _files() -> None:
+    frame = api.sql(FILES_SQL).frame
+    parts = [
+        f"{row.files:,} {row.kind} ({formatting.size(row.size)})" for row in frame.itertuples()
+    ]
+    st.caption(f"Besides: {', '.join(parts)}.")
+
+
+def _change(datasets: dict[str, Any]) -> None:
+    with st.expander("Change the limits of a dataset", icon=":material/data_usage:"):
+        name = str(st.selectbox("Dataset", list(datasets), key="limits_of"))
+        now = datasets[name].capacity
+        with st.form(f"limits_{name}", border=False):
+            given = {}
+            for place, what in zip(st.columns(3), LIMITS, strict=True):
+                given[what] = place.number_input(
+                    what.capitalize(), min_value=1, value=getattr(now, what), step=1,
+                    placeholder="no limit", key=f"limit_{what}_{name}",
+                )  # fmt: skip
+            st.caption("A smaller limit evicts the oldest trajectories at once, for ever.")
+            sure = st.checkbox("Evict what is too much", key=f"limits_sure_{name}")
+            sent = st.form_submit_button("Change", key="limits_go")
+        if not sent:
+            return
+        if _evicts(datasets[name], given) and not sure:
+            st.warning("Nothing changed: this evicts trajectories. Tick the box to do it.")
+            return
+        if components.attempt(
+            lambda: api.client().patch_dataset(name, capacity=given), f"limits of {name} changed"
+        ):
+            st.rerun()
+
+
+def _evicts(dataset: Any, limits: dict[str, Any]) -> bool:
+    """Whether less than what is stored may stay. Evaluation trajectories have the same limits."""
+    return any(
+        limit is not None and max(getattr(dataset.fifo, w), getattr(dataset.eval, w)) > limit
+        for w, limit in limits.items()
+    )
+
+
+def jobs() -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Check the index", icon=":material/rule:", key="check_index") and (
+            components.attempt(api.client().check_index, "the check has begun")
+        ):
+            st.rerun()
+        st.caption(
+            "SQLite's own checks, the triggers and the totals, while the service runs. For the "
+            "files and for repairs, stop it: `stepwell fsck --data DIR`, `--deep`, `--rebuild`."
+        )
+    components.live(_jobs, lambda: bool(_open()))
+
+
+def _open() -> list[Any]:
+    return [job for state in ("running", "queued") for job in api.jobs(state=state)[0]]
+
+
+def _jobs() -> None:
+    pages = components.Pages("admin_jobs")
+    listed, following = api.jobs(pages.cursor)
+    if not listed:
+        st.caption("No job has run yet.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "job": job.id,
+                "kind": job.kind,
+                "of": job.dataset,
+                "state": components.mark(job.state),
+                "progress": job.progress,
+                "message": job.error.detail if job.error else job.message,
+                "created": pd.to_datetime(job.created_at, unit="s", utc=True),
+            }
+            for job in listed
+        ]
+    )
+    columns = {
+        "progress": st.column_config.ProgressColumn(format="percent", max_value=1.0),
+        "created": st.column_config.DatetimeColumn(format="distance"),
+    }
+    components.table(frame, "admin_jobs", columns=columns, height=min(280, 38 + 35 * len(frame)))
+    pages.draw(len(listed), following)
+    _report(next((j for j in listed if j.kind == CHECK and j.result is not None), None))
+    running = {job.id: f"{job.kind} {job.dataset} ({job.id})" for job in _open()}
+    if not running:
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox("Job", list(running), key="job", format_func=running.__getitem__)
+        with st.popover("Cancel", icon=":material/cancel:"):
+            st.write("It stops, and nothing of it remains.")
+            if st.button("Cancel it", type="primary", key="job_cancel_go") and components.attempt(
+                lambda: api.client().cancel_job(str(chosen)), "cancelled"
+            ):
+                st.rerun()
+
+
+def _report(job: Any) -> None:
+    """The result of the newest check."""
+    if job is None:
+        return
+    problems = job.result.get("problems", [])
+    when = formatting.ago(job.finished_at)
+    if not problems:
+        st.success(f"The index was clean {when}.", icon=":material/check:")
+        return
+    st.error(f"{formatting.pluralize(len(problems), 'problem')} in the index, {when}:")
+    components.table(pd.DataFrame(problems), "index_problems")
