@@ -71,6 +71,13 @@ def _has_member(path: Path, member: str) -> bool:
         return False
 
 
+def _lerobot(folder: Path) -> Files | None:
+    """Without its videos, which no import reads."""
+    if not (folder / "meta/info.json").is_file():
+        return None
+    return {"meta/info.json": folder / "meta/info.json", **(_parquet(folder) or {})}
+
+
 def _parquet(folder: Path) -> Files | None:
     """Every Parquet file in it, as datasets on the Hugging Face Hub have them."""
     found = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
@@ -84,6 +91,7 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     ),
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
     "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
+    "lerobot": ("LeRobot's meta/info.json and data/chunk-000/file-000.parquet", _lerobot),
     "parquet": ("Parquet files", _parquet),  # the last: folders of other formats have some, too
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""

@@ -34,7 +34,7 @@ Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
-Format = Literal["d4rl", "npz", "minari", "amago", "rlds", "parquet", "zip"]
+Format = Literal["d4rl", "npz", "minari", "amago", "rlds", "lerobot", "parquet", "zip"]
 """Of an uploaded file; zip is the folder of a format that is recognised by its content."""
 FORMATS: tuple[str, ...] = get_args(Format)
 PARTIALLY_OBSERVABLE = "partially-observable"

@@ -88,7 +88,7 @@ def column_map(
             if kind == "info" and not slash:
                 raise ImportRefused("columns: an info has a name", expected="info/NAME=column")
             if chosen:
-                found.arrays[kind][_key(key) or NAMED[kind]] = tuple(chosen)
+                found.arrays[kind][array_key(key) or NAMED[kind]] = tuple(chosen)
         elif len(chosen) > 1:
             raise ImportRefused(f"columns: {role} is one column", expected="one name", got=value)
         elif chosen:
@@ -157,7 +157,7 @@ def _family(columns: Sequence[str], stems: Iterable[str]) -> dict[str, Columns]:
             return {"": tuple(sorted(numbers, key=lambda name: numbers[name]))}
         part = re.compile(rf"{re.escape(stem)}[./](.+)", re.IGNORECASE)
         parts: dict[str, Columns] = {
-            _key(m[1]): (name,) for name in columns if (m := part.fullmatch(name))
+            array_key(m[1]): (name,) for name in columns if (m := part.fullmatch(name))
         }
         if len(parts) == 1 and stem not in ("info", "infos"):
             return {"": next(iter(parts.values()))}
@@ -166,7 +166,7 @@ def _family(columns: Sequence[str], stems: Iterable[str]) -> dict[str, Columns]:
     return {}
 
 
-def _key(name: str) -> str:
+def array_key(name: str) -> str:
     """A name that a spec allows."""
     parts = [re.sub(r"[^A-Za-z0-9_]", "_", part)[:64] for part in re.split(r"[./]", name) if part]
     if parts and not re.match(r"[A-Za-z_]", parts[0]):

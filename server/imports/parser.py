@@ -36,6 +36,7 @@ LANDMARKS = {
     r"(.*/)?\d+/part-\d+\.(arrow|parquet)": "minari",
     r".*\.(npz|traj)": "amago",
     r".*\.tfrecord-\d+-of-\d+": "rlds",
+    r"(.*/)?meta/info\.json": "lerobot",
 }
 """Names that only folders of one format have."""
 
@@ -76,6 +77,7 @@ READERS = {
     "minari": "minari",
     "amago": "amago",
     "rlds": "rlds",
+    "lerobot": "lerobot",
     "parquet": "parquet",
 }
 """Format → module of this package with its `reading` (raw_file.py: Reading)."""

@@ -70,6 +70,8 @@ class ImportOptions:
     """Of tables: "role=column,column" (column_map.py); a role that is not given is guessed."""
     split: str = ""
     """Of folders with several: "train"."""
+    videos: str = ""
+    """"no" leaves videos out."""
     drop_infos: tuple[str, ...] = ()
     """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import StringConstraints
@@ -47,6 +47,7 @@ async def upload(
         Query(max_length=256, description="of tables: role=column,column; once for each role"),
     ] = [],  # noqa: B006 - FastAPI copies it
     split: Annotated[str, Query(max_length=128, description="of a folder with several")] = "",
+    videos: Annotated[Literal["", "no"], Query(description="no: leave videos out")] = "",
     drop_infos: Annotated[
         str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
     ] = "",
@@ -65,6 +66,7 @@ async def upload(
         max_steps=max_steps,
         columns=tuple(columns),
         split=split,
+        videos=videos,
         drop_infos=tuple(name.strip() for name in drop_infos.split(",") if name.strip()),
     )
     await run_in_threadpool(service.imports.check, wanted)

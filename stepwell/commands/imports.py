@@ -29,8 +29,8 @@ NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
 GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
-Upload an offline dataset (a D4RL, npz or Parquet file, or a folder of Minari, AMAGO, RLDS or
-Parquet) and wait until the service has stored it.
+Upload an offline dataset (a D4RL, npz or Parquet file, or a folder of Minari, AMAGO, RLDS,
+LeRobot or Parquet) and wait until the service has stored it.
 
 All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
 A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         default=[],
         metavar="KEY=VALUE",
         help="further option of the importer: action=discrete:6, "
-        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train",
+        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train, videos=no",
     )
     parser.add_argument(
         "--columns",

@@ -1,0 +1,157 @@
+"""A LeRobot v3 dataset → trajectories. Untrusted: runs only in the sandbox.
+
+    meta/info.json                     features: name → dtype, shape
+    meta/tasks.parquet                 task_index, and the texts as index
+    data/chunk-000/file-000.parquet    one row a frame, several episodes a file
+
+Files are those of the archive; paths that info.json has are never opened. Rows become episodes in
+table_episodes.py. Videos are not read.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from server.imports import named
+from server.imports.archive import Archive
+from server.imports.column_map import ColumnMap, array_key, column_map
+from server.imports.named import About
+from server.imports.parquet import reported
+from server.imports.parquet_table import Table
+from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.table_episodes import TableEpisodes
+from stepwell.metadata import MAX_NAME, MAX_TAGS
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION
+
+INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
+OWN = ("timestamp", "frame_index", "episode_index", "index", "task_index", "subtask_index")
+"""Columns that every dataset has."""
+ROLES = {
+    "reward": "next.reward",
+    "done": "next.done",
+    "truncated": "next.truncated",
+    "success": "next.success",
+    "episode": "episode_index",
+    "step": "frame_index",
+}
+
+
+@contextmanager
+def reading(
+    file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
+) -> Iterator[Reading]:
+    """Raises `ImportRefused`."""
+    if not zipfile.is_zipfile(file):
+        raise ImportRefused("not a LeRobot dataset", expected="the zip of its folder")
+    archive = Archive(file, options.size, memory)
+    if not archive.enter(INFO):
+        raise ImportRefused(f"{INFO} is missing", got=", ".join(archive.names[:20])[:300])
+    info = archive.json(INFO)
+    features = _features(info, options)
+    names = [n for n in archive.names if n.startswith("data/") and n.endswith(".parquet")]
+    with reported():
+        files = [(name, archive.open(name)) for name in names]
+        table = Table(files, options.size, memory, max_rows)
+        if absent := [name for name in features if name not in table.columns]:
+            raise ImportRefused(
+                f"features of {INFO} are missing in the data", got=", ".join(absent)[:300]
+            )
+        preset = _columns(list(features))
+        if "reward" not in preset.single:
+            options = replace(options, columns=("reward=", *options.columns))
+        source = LeRobotEpisodes(
+            table, column_map(table.columns, options.columns, preset), options, memory
+        )
+        source.tasks = _tasks(archive, options, memory, max_rows)
+        _check_counts(info, source)
+        shown = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
+        yield named.reading(source, options, memory, max_rows, shown)
+
+
+class LeRobotEpisodes(TableEpisodes):
+    """Rows of a LeRobot dataset, with the tasks of each episode as tags."""
+
+    tasks: Mapping[int, str] = MappingProxyType({})
+
+    def about(self, number: int) -> About:
+        about = super().about(number)
+        start, steps = int(self._starts[number]), self.layout.episodes[number][1]
+        if self.tasks:
+            codes = np.unique(self.table.numbers("task_index", start, start + steps))
+            texts = [self.tasks.get(int(code), "") for code in codes[:MAX_TAGS]]
+            tags = tuple(dict.fromkeys(text[:MAX_NAME] for text in texts if text))
+            about = replace(about, metadata=replace(about.metadata, tags=tags))
+        return about
+
+
+def _features(info: dict[str, Any], options: ImportOptions) -> dict[str, Any]:
+    """The features that are columns. Raises `ImportRefused` for another version, and for videos."""
+    version = str(info.get("codebase_version", ""))
+    if not version.startswith("v3."):
+        raise ImportRefused(
+            "another version of LeRobot's format",
+            expected="codebase_version v3.0 (LeRobot converts older ones)",
+            got=version[:50] or "none",
+        )
+    for name in ("data_path", "video_path"):
+        path = str(info.get(name) or "")
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ImportRefused(
+                f"{name} in {INFO} leads out of the folder", expected="data/…", got=path[:200]
+            )
+    features = info.get("features")
+    if not isinstance(features, dict) or not all(isinstance(f, dict) for f in features.values()):
+        raise ImportRefused(f"{INFO} has no features", got=str(features)[:100])
+    videos = [name for name, feature in features.items() if feature.get("dtype") == "video"]
+    if videos and options.videos != "no":
+        raise ImportRefused(
+            "videos cannot be imported",
+            expected="videos=no, which leaves them out",
+            got=", ".join(videos)[:200],
+        )
+    return {name: feature for name, feature in features.items() if name not in videos}
+
+
+def _columns(features: list[str]) -> ColumnMap:
+    """The roles that LeRobot's names of features have."""
+    found = ColumnMap()
+    known = {*OWN, *ROLES.values()}
+    for role, default in (("observation", DEFAULT_OBSERVATION), ("action", DEFAULT_ACTION)):
+        names = [n for n in features if n == role or n.startswith(f"{role}.")]
+        known |= {*names}
+        for name in names:
+            key = array_key(name.partition(".")[2]) if len(names) > 1 else default
+            found.arrays[role][key or default] = (name,)
+    for name in (n for n in features if n not in known):
+        found.arrays["info"][array_key(name)] = (name,)
+    found.single = {role: name for role, name in ROLES.items() if name in features}
+    return found
+
+
+def _tasks(archive: Archive, options: ImportOptions, memory: int, max_rows: int) -> dict[int, str]:
+    if TASKS not in archive.names:
+        return {}
+    table = Table([(TASKS, archive.open(TASKS))], options.size, memory, max_rows)
+    texts = next((name for name in table.columns if name != "task_index"), None)
+    if texts is None or "task_index" not in table.columns:
+        raise ImportRefused(f"{TASKS} has no tasks", expected="task_index and its text")
+    codes = table.numbers("task_index", 0, table.rows).reshape(-1)
+    return {int(c): str(t) for c, t in zip(codes, table.whole(texts).to_pylist(), strict=True)}
+
+
+def _check_counts(info: dict[str, Any], source: TableEpisodes) -> None:
+    for name, count in (
+        ("total_frames", source.table.rows),
+        ("total_episodes", len(source.layout.episodes)),
+    ):
+        if info.get(name, count) != count:
+            raise ImportRefused(
+                "data are missing", expected=f"{name} = {info[name]} of {INFO}"[:200], got=count
+            )
