@@ -200,7 +200,8 @@ def bars(
     """A bar for each category of `x`."""
     named = {"x": x, "y": y}
     encoding = {
-        "x": _category("x", x_title, sort=None),
+        # Whole ids would fill the chart.
+        "x": _category("x", x_title, sort=None, axis={"labelLimit": 70}),
         "y": _number("y", y_title),
         "tooltip": _tips(named),
     }

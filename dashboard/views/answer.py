@@ -121,8 +121,8 @@ def _train(query: str, frame: pd.DataFrame) -> None:
         st.code(
             "from stepwell.torch import Windows\n"
             f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
-            language=None,
-        )
+            language=None, wrap_lines=True,
+        )  # fmt: skip
 
 
 def _datasets(frame: pd.DataFrame) -> list[str]:
@@ -185,8 +185,8 @@ def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:
             "import stepwell\n"
             f"with stepwell.Client({api.address()!r}) as client:\n"
             f'    frame = client.sql("""\n{query}\n"""{more}).to_pandas()',
-            language=None,
-        )
+            language=None, wrap_lines=True,
+        )  # fmt: skip
         words = f"stepwell sql {shlex.quote(query)}"
         words += "".join(f" --param {shlex.quote(f'{k}={v}')}" for k, v in params.items())
         st.code(words, language=None, wrap_lines=True)
