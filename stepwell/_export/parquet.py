@@ -3,6 +3,7 @@
     spec.json               the env spec: spaces, roles, vocabularies
     trajectories.parquet    one row per trajectory: traj_idx, id, length, return, env, policy, …
     steps-00000.parquet …   T+1 rows per trajectory: traj_idx, t, obs.<key>, action, reward, …
+    README.md               tells Hugging Face's `load_dataset(FOLDER)` to take the steps
 
 Loses nothing of the arrays; a trajectory read back has the digest of the one exported.
 """
@@ -29,6 +30,17 @@ from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 SPEC, TRAJECTORIES, STEPS = "spec.json", "trajectories.parquet", "steps-{:05d}.parquet"
+CARD = """\
+---
+configs:
+- config_name: steps
+  data_files: steps-*.parquet
+  default: true
+---
+
+{trajectories} trajectories of {dataset}, {steps} steps, exported by Stepwell. `steps-*.parquet` has
+T+1 rows for each, `trajectories.parquet` one; both have `traj_idx`. `spec.json` has the spaces.
+"""
 GROUP_ROWS, GROUP_BYTES, FILE_BYTES = 20_000, 16 << 20, 256 << 20
 _TEXTS = ("env", "episode_id", "policy", "collector", "run", "purpose", "source")
 ABOUT = pa.schema(
@@ -56,6 +68,8 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
     folder.mkdir()
     spec = chosen.spec
     (folder / SPEC).write_text(json.dumps(spec.to_json(), indent=1) + "\n")
+    counts = {"trajectories": chosen.trajectories, "steps": chosen.steps}
+    (folder / "README.md").write_text(CARD.format(dataset=chosen.dataset, **counts))
     rows = arrow_schema(spec)
     numbers = [pa.field("traj_idx", pa.int64(), nullable=False), pa.field("t", pa.int32(), False)]
     schema = pa.schema([*numbers, *rows], metadata=rows.metadata)

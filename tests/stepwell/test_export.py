@@ -294,6 +294,23 @@ def test_what_is_evicted_meanwhile_is_exported(client):
     assert client.snapshot(chosen.snapshot).leased_until is None
 
 
+def test_the_card_of_a_parquet_folder_names_its_steps(exported, run, tmp_path):
+    """Without it Hugging Face's reader takes all Parquet files for one table, and fails."""
+    out = tmp_path / "out"
+    run("export", exported["discrete actions"], out, "--format", "parquet")
+    _, head, text = (out / "README.md").read_text().split("---\n")
+    (pattern,) = [line.split()[1] for line in head.splitlines() if "data_files:" in line]
+    assert [path.name for path in out.glob(pattern)] == ["steps-00000.parquet"]
+    assert text.split()[:6] == [
+        "4",
+        "trajectories",
+        "of",
+        exported["discrete actions"] + ",",
+        "18",
+        "steps,",
+    ]
+
+
 def test_parquet_is_read_by_pandas_and_duckdb(exported, run, tmp_path):
     title = "metadata of trajectories"
     run("export", exported[title], tmp_path / "out", "--format", "parquet")
