@@ -444,6 +444,8 @@ class Client(Transport):
         (docs/own_data.md lists them).
         """
         source = Path(path)
+        if not source.exists():
+            raise InvalidData(f"cannot read {source}: No such file or folder")
         kind, files = format or SUFFIXES.get(source.suffix.lower()), None
         if source.is_dir():
             kind, files = files_of(source, format)

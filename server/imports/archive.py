@@ -33,7 +33,7 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except DAMAGE as error:
             raise _damaged(error) from None
-        self._members = _checked(self._zip.infolist())
+        self._members = checked_members(self._zip.infolist(), MAX_MEMBERS)
         check_size(sum(info.file_size for info in self._members.values()), size, 1 << 62)
         self._root = ""
 
@@ -136,9 +136,10 @@ class _Part(io.RawIOBase):
         return len(data)
 
 
-def _checked(infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    if len(infos) > MAX_MEMBERS:
-        raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS}", got=len(infos))
+def checked_members(infos: list[zipfile.ZipInfo], most: int) -> dict[str, zipfile.ZipInfo]:
+    """By name, without folders and what systems add. Raises `ImportRefused` for a bad one."""
+    if len(infos) > most:
+        raise ImportRefused("too many members", expected=f"≤ {most}", got=len(infos))
     found: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename

@@ -13,8 +13,8 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from server.imports.archive import checked_members
 from server.imports.raw_file import (
-    MAX_MEMBERS,
     Array,
     ImportRefused,
     RawFile,
@@ -59,35 +59,13 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
 
 def members_of(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """By key (the name without .npy); checks every entry, also those that are not read."""
-    infos = archive.infolist()
-    if len(infos) > min(MAX_MEMBERS_ZIP, MAX_MEMBERS):
-        raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS_ZIP}", got=len(infos))
     found: dict[str, zipfile.ZipInfo] = {}
-    for info in infos:
-        name = info.filename
-        parts = name.split("/")
-        if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts or ":" in name:
-            raise ImportRefused("a member's name is a path", expected="plain names", got=name[:200])
+    for name, info in checked_members(archive.infolist(), MAX_MEMBERS_ZIP).items():
         if not name.endswith(".npy"):
             raise ImportRefused(
                 "a member is not an array", expected="members that end in .npy", got=name[:200]
             )
-        key = name.removesuffix(".npy")
-        if key in found:
-            raise ImportRefused(
-                "a name occurs twice in the archive", expected="once", got=name[:200]
-            )
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ImportRefused(
-                f"{name[:200]} uses an unknown compression method",
-                expected="stored or deflate",
-                got=str(info.compress_type),
-            )
-        if info.flag_bits & 1:
-            raise ImportRefused(
-                f"{name[:200]} is encrypted", expected="plain members", got="encrypted"
-            )
-        found[key] = info
+        found[name.removesuffix(".npy")] = info
     return found
 
 
