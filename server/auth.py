@@ -20,12 +20,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import anyio.to_thread
 import sqlalchemy as sa
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.index.db import Database, write_audit
 from server.index.tables import tokens
+from server.oidc import IdTokens, looks_like_id_token
 from server.problems import ProblemError, not_found
 from server.settings import Settings
 from stepwell.messages import CreateToken, Page, Token
@@ -143,6 +145,11 @@ class TokenStore:
     def __init__(self, db: Database, settings: Settings):
         self._db = db
         self._settings = settings
+        self.id_tokens = (
+            IdTokens(settings.oidc_issuer, settings.oidc_audience, settings.oidc_scopes)
+            if settings.oidc_issuer
+            else None
+        )
         with db.read() as c:
             rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
             self._known = {
@@ -152,7 +159,12 @@ class TokenStore:
     @property
     def required(self) -> bool:
         """Whether callers must present a token. Expired tokens count, so expiry opens no access."""
-        return self._settings.token is not None or bool(self._known) or not self._settings.loopback
+        return (
+            self._settings.token is not None
+            or self.id_tokens is not None
+            or bool(self._known)
+            or not self._settings.loopback
+        )
 
     def authenticate(self, authorization: str | None) -> Principal:
         """The caller of an Authorization header. Raises 401."""
@@ -164,12 +176,23 @@ class TokenStore:
         presented = presented.strip()
         if kind.lower() != "bearer" or not presented:
             raise _unauthorized("the Authorization header is not of the form: Bearer TOKEN")
-        operator = self._settings.token
-        if operator is not None and hmac.compare_digest(
-            presented.encode(), operator.get_secret_value().encode()
-        ):
+        if self._is_operator(presented):
             return OPERATOR
         return self._by_secret(presented)
+
+    def id_token(self, authorization: str | None) -> str:
+        """The ID token of an Authorization header; "" if it has none, or no issuer is known."""
+        if self.id_tokens is None or authorization is None:
+            return ""
+        kind, _, presented = authorization.partition(" ")
+        is_one = kind.lower() == "bearer" and looks_like_id_token(presented.strip())
+        return presented.strip() if is_one and not self._is_operator(presented.strip()) else ""
+
+    def _is_operator(self, presented: str) -> bool:
+        operator = self._settings.token
+        return operator is not None and hmac.compare_digest(
+            presented.encode(), operator.get_secret_value().encode()
+        )
 
     def _by_secret(self, presented: str) -> Principal:
         prefix, _, rest = presented.partition("_")
@@ -322,7 +345,13 @@ class AuthMiddleware:
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         is_open = scope["path"] in OPEN
         try:
-            principal = book.authenticate(None if header is None else header.decode("latin-1"))
+            given = None if header is None else header.decode("latin-1")
+            if book.id_tokens is not None and (id_token := book.id_token(given)):
+                # It may wait for the issuer's keys.
+                who, scopes = await anyio.to_thread.run_sync(book.id_tokens.verify, id_token)
+                principal = Principal(who, scopes)
+            else:
+                principal = book.authenticate(given)
             scope.setdefault("state", {})["principal"] = principal
             if not is_open:
                 book.authorise(principal, scope["method"], scope["path"])

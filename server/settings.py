@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from stepwell.messages import SCOPE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 JSON_WEIGHT = 32
@@ -29,6 +33,12 @@ class Settings(BaseSettings):
     """Port to listen on; 0 picks a free one and prints it."""
     token: SecretStr | None = None
     """The operator's token (all scopes). Without a token, loopback needs no authentication."""
+    oidc_issuer: str = ""
+    """Issuer of ID tokens that are accepted besides tokens; https, or http on loopback."""
+    oidc_audience: str = ""
+    """The client id for which the issuer gives ID tokens to people of this service."""
+    oidc_scopes: dict[str, list[str]] = {}
+    """JSON: verified e-mail address (* stands for any characters) or sub:SUBJECT → scopes."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, besides loopback and `host`, that requests may use for this service."""
     allowed_origins: tuple[str, ...] = ()
@@ -107,6 +117,25 @@ class Settings(BaseSettings):
     def _a_blank_token_is_none(cls, token: SecretStr | None) -> SecretStr | None:
         """STEPWELL_TOKEN= in a compose file counts as set, but no client can present it."""
         return token if token is not None and token.get_secret_value().strip() else None
+
+    @model_validator(mode="after")
+    def _an_issuer_is_complete(self) -> Self:
+        if not self.oidc_issuer:
+            return self
+        if not self.oidc_audience:
+            raise ValueError(
+                "oidc_audience: required with oidc_issuer, else tokens that people"
+                " gave to other programs would be accepted"
+            )
+        at = urlsplit(self.oidc_issuer)
+        if at.scheme != "https" and at.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise ValueError(f"oidc_issuer: expected https://…, got {self.oidc_issuer}")
+        wrong = {
+            s for scopes in self.oidc_scopes.values() for s in scopes if not re.fullmatch(SCOPE, s)
+        }
+        if wrong:
+            raise ValueError(f"oidc_scopes: unknown scopes {', '.join(sorted(wrong))}")
+        return self
 
     @model_validator(mode="after")
     def _the_largest_body_fits(self) -> Self:

@@ -26,6 +26,7 @@ from pydantic import (
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 VERSIONED = r"^[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9._-]{0,63})?$"
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+SCOPE = r"^(read|sql|train|admin|ingest(:[a-z0-9._*-]+)?)$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Versioned = Annotated[str, StringConstraints(pattern=VERSIONED)]
 """A dataset, or a version of it: "hopper" or "hopper@v3"."""
@@ -930,11 +931,7 @@ class Claimed(Response):
 class CreateToken(Request):
     name: Text
     scopes: Annotated[
-        list[
-            Annotated[
-                str, StringConstraints(pattern=r"^(read|sql|train|admin|ingest(:[a-z0-9._*-]+)?)$")
-            ]
-        ],
+        list[Annotated[str, StringConstraints(pattern=SCOPE)]],
         Field(min_length=1),
     ]
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
