@@ -1,4 +1,4 @@
-"""Rules of the folder: one door to the service, and names that shadow nothing."""
+"""Rules of the folder: pages ask the service through few files, and names shadow nothing."""
 
 import ast
 import os
@@ -17,6 +17,9 @@ from stepwell.messages import MetricPoint
 
 FOLDER = Path(dashboard.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
+SDK = ("api.py", "launching.py", "programs.py", "main.py", "formatting.py")
+"""The first two read, programs.py knows what launchers publish, main.py is the command, and
+formatting.py writes numbers as commands do."""
 
 
 def imported(path: Path) -> set[str]:
@@ -31,10 +34,10 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_only_api_imports_the_sdk(path: Path) -> None:
+def test_pages_do_not_import_the_sdk(path: Path) -> None:
+    """What they show comes from api.py and launching.py, with the errors and caches of those."""
     uses = {name.split(".")[0] for name in imported(path)}
-    # main.py is the command, and draws nothing; formatting.py writes numbers as commands do.
-    assert ("stepwell" in uses) == (path.name in ("api.py", "main.py", "formatting.py"))
+    assert ("stepwell" in uses) == (path.name in SDK)
     assert not uses & {"torch", "gymnasium", "duckdb", "server", "trainer", "collector"}
 
 

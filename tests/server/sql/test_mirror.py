@@ -74,7 +74,8 @@ def test_rows_removed_unseen_leave_no_ghosts(
     from server.routes import datasets
     from stepwell.messages import PatchDataset
 
-    datasets.patch_dataset(world.service, "d", PatchDataset(capacity=Capacity(trajectories=3)))
+    smaller = PatchDataset(capacity=Capacity(trajectories=3))
+    datasets.patch_dataset(world.service, "d", smaller, "")
     world.service.ingest.flush()
     with world.service.db.read() as c:
         assert c.execute(sa.select(sa.func.count()).select_from(trajectories)).scalar() == 3
