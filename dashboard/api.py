@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -207,6 +207,19 @@ def chosen_runs(names: Sequence[str]) -> list[Run]:
 @read(3)
 def _named(names: tuple[str, ...]) -> list[Run]:
     return client().runs_page(names=names, brief=True).items
+
+
+@read(3)
+def known_runs(names: tuple[str, ...]) -> dict[str, Run]:
+    """Name → run, without config and metrics, of those that exist; any number of names."""
+    parts = [names[start : start + PAGE] for start in range(0, len(names), PAGE)]
+    return {run.name: run for part in parts for run in _named(part)}
+
+
+def label(name: str, known: Mapping[str, Run]) -> str:
+    """A run, or a policy RUN/VERSION, with the title of the run if it has one."""
+    run = known.get(run_of(name))
+    return f"{run.title} ({name})" if run is not None and run.title else name
 
 
 @read(600, entries=50)

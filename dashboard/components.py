@@ -240,6 +240,21 @@ class Pages:
 # --- tables and the SQL behind them --------------------------------------------------------------
 
 
+def menu(label: str, options: Mapping[str, str], key: str) -> str:
+    """A menu of value → text, at least one. The address has the value, whatever the text is."""
+    if (asked := st.query_params.get(key)) in options:
+        st.session_state[key] = asked
+    elif st.session_state.get(key) not in options:
+        st.session_state.pop(key, None)
+
+    def write() -> None:
+        st.query_params[key] = st.session_state[key]
+
+    return st.selectbox(
+        label, list(options), key=key, format_func=options.__getitem__, on_change=write
+    )
+
+
 def sql_note(sql: str, *, dataset: str | None = None, label: str = "SQL") -> None:
     """Show the query of a number or a table, to copy or to open in the console."""
     # Compact, because every table has one. No syntax highlighting: its contrast is too low.

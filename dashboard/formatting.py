@@ -56,6 +56,11 @@ def percent(share: float | None) -> str:
     return "–" if _absent(share) else f"{share:.0%}"
 
 
+def code(text: str) -> str:
+    """Text in a sentence of Markdown, in which nothing of it is Markdown."""
+    return "`" + text.replace("`", "'") + "`"
+
+
 def _absent(number: float | None) -> bool:
     return number is None or math.isnan(number)
 

@@ -857,9 +857,9 @@ class Client(Transport):
     ) -> RunPage:
         """Return one page of the runs that match, newest first, and the total number of matches.
 
-        `search`: text in the name or a tag. `since`: last heartbeat at this Unix time or later.
-        `names`: only these, at most 100. `keys`: newest metrics of these keys only, at most 100.
-        `brief`: omit config, and newest metrics but those of `keys`. `cursor`: `next` of the
+        `search`: text in the name, the title or a tag. `since`: last heartbeat at this Unix time or
+        later. `names`: only these, at most 100. `keys`: newest metrics of these keys only, at most
+        100. `brief`: omit config, and newest metrics but those of `keys`. `cursor`: `next` of the
         previous page.
         """
         filters: dict[str, Any] = {"kind": kind, "status": status, "tag": tag, "parent": parent}

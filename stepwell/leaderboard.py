@@ -46,6 +46,11 @@ class Standing:
         return [e.policy for e in self.evaluations]
 
     @property
+    def runs(self) -> list[str]:
+        """The runs of its policies, in their order; none of random actions."""
+        return [run_of(e.policy) for e in self.evaluations if "/" in e.policy]
+
+    @property
     def returns(self) -> list[list[float]]:
         """The returns of each training seed."""
         return [e.returns for e in self.evaluations]

@@ -20,7 +20,7 @@ from stepwell.client import Client
 from stepwell.errors import InvalidData
 
 RUNS_SQL = """
-select r.name, r.config, r.status, r.git_commit, count(p.version) as policies
+select r.name, r.title, r.config, r.status, r.git_commit, count(p.version) as policies
 from runs r left join policies p on p.run = r.name where r.kind = 'train' group by all
 """
 PLAYED_SQL = """
@@ -48,10 +48,16 @@ class Node:
     name: str
     about: str = ""
     """In a few words: how many trajectories, or policies and state."""
+    title: str = ""
+    """Of a run that has one."""
 
     @property
     def key(self) -> str:
         return f"{self.kind}:{self.name}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.title} ({self.name})" if self.title else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,9 @@ class Lineage:
         ]
         for key, node in self.nodes.items():
             shape = "cylinder" if node.kind == "dataset" else "box"
-            label = "\n".join(part for part in (node.name, *node.about.split(", ")) if part)
+            label = "\n".join(
+                part for part in (node.title, node.name, *node.about.split(", ")) if part
+            )
             lines.append(f"  {_quoted(key)} [shape={shape}, label={_quoted(label)}]")
         for e in self.edges:
             cut = e.how if len(e.how) <= LONGEST_LABEL else e.how[: LONGEST_LABEL - 1] + "…"
@@ -127,10 +135,10 @@ def read_lineage(client: Client) -> Lineage:
     for version, source, _ in versions:
         _add(nodes, Node("dataset", source, "deleted"))
         edges.append(Edge(f"dataset:{source}", f"dataset:{version}", "version"))
-    for name, config, status, commit, policies in _rows(client, RUNS_SQL):
+    for name, title, config, status, commit, policies in _rows(client, RUNS_SQL):
         code = f", code {commit[:7]}" if commit else ""
         published = f"{policies} {'policy' if policies == 1 else 'policies'}"
-        _add(nodes, Node("run", name, f"{status}, {published}{code}"))
+        _add(nodes, Node("run", name, f"{status}, {published}{code}", title or ""))
         for dataset, how in datasets_of(orjson.loads(config)).items():
             _add(nodes, Node("dataset", dataset, "deleted"))
             edges.append(Edge(f"dataset:{dataset}", f"run:{name}", how))

@@ -9,6 +9,7 @@ unknown ones. Times are Unix seconds (float). Names of datasets and runs match `
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
@@ -34,6 +35,19 @@ RunName = Annotated[str, StringConstraints(pattern=RUN_NAME)]
 Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+def one_line(text: str) -> str:
+    """Refuse control characters and line breaks. Raises ValueError, which becomes a 422."""
+    for letter in text:
+        if unicodedata.category(letter) in ("Cc", "Zl", "Zp"):
+            raise ValueError(f"one line without control characters; this has {letter!r}")
+    return text
+
+
+Title = Annotated[
+    str, StringConstraints(strip_whitespace=True, max_length=200), AfterValidator(one_line)
+]
 Partition = Literal["fifo", "protected"]
 Format = Literal["d4rl", "npz", "minari", "amago", "rlds", "lerobot", "parquet", "zip"]
 """Of an uploaded file; zip is the folder of a format that is recognised by its content."""
@@ -668,6 +682,8 @@ class CreateRun(Request):
 class PatchRun(Request):
     """Changes to a run. An empty body is a heartbeat of the run."""
 
+    title: Title | None = None
+    """Shown with the name, which never changes; "" takes it back."""
     status: RunStatus | None = None
     snapshots: list[str] | None = None
     tags: list[Tag] | None = None
@@ -681,6 +697,8 @@ class PatchRun(Request):
 
 class Run(Response):
     name: str
+    title: str | None = None
+    """What people call it; the name stays what trajectories, policies and evaluations refer to."""
     number: int = 0
     """Of this run in order of creation; it never changes. Its colour in the dashboard is by it."""
     kind: RunKind
@@ -707,6 +725,11 @@ class Run(Response):
     """Step of the newest point of every metric; unchanged curves need not be read again."""
     alive: bool = True
     """True if its status is running and its last heartbeat is at most 45 seconds old."""
+
+    @property
+    def label(self) -> str:
+        """The title, if it has one, and the name."""
+        return f"{self.title} ({self.name})" if self.title else self.name
 
     @property
     def alarm_summary(self) -> str:

@@ -41,8 +41,14 @@ def show() -> None:
     _drill(mine)
 
 
-def _label(evaluation: Any) -> str:
-    return f"{evaluation.policy} ({formatting.pluralize(len(evaluation.returns), 'episode')})"
+def _known(found: list[Any]) -> dict[str, Any]:
+    """The runs of these evaluations' policies that exist."""
+    return api.known_runs(tuple(sorted({e.policy.rpartition("/")[0] for e in found} - {""})))
+
+
+def _label(evaluation: Any, known: dict[str, Any]) -> str:
+    episodes = formatting.pluralize(len(evaluation.returns), "episode")
+    return f"{api.label(evaluation.policy, known)} ({episodes})"
 
 
 def _matrix(found: list[Any]) -> None:
@@ -52,13 +58,15 @@ def _matrix(found: list[Any]) -> None:
     for e in found:  # newest first
         cells.setdefault((e.policy, e.env), e.mean)
     frame = pd.Series(cells).unstack()
+    known = _known(found)
     sql = (
         "SELECT policy, env, arg_max(mean, created_at) AS mean\n"
         "FROM evaluations GROUP BY policy, env ORDER BY policy, env"
     )
     two = st.column_config.NumberColumn(format="%.2f")
     components.table(
-        frame.reset_index(names="policy"), "matrix", sql=sql,
+        frame.rename(index=lambda name: api.label(name, known)).reset_index(names="policy"),
+        "matrix", sql=sql,
         columns={env: two for env in frame.columns},
     )  # fmt: skip
 
@@ -66,13 +74,9 @@ def _matrix(found: list[Any]) -> None:
 def _drill(mine: list[Any]) -> None:
     """Details of one evaluation: the return of each seed."""
     st.subheader("One evaluation")
-    ids = [e.id for e in mine]
-    named = {e.id: f"{_label(e)}, {formatting.ago(e.created_at)}" for e in mine}
-    if st.session_state.get("evaluation") not in ids:
-        st.session_state.pop("evaluation", None)
-    chosen = st.selectbox(
-        "Evaluation", ids, key="evaluation", bind="query-params", format_func=named.__getitem__
-    )
+    known = _known(mine)
+    named = {e.id: f"{_label(e, known)}, {formatting.ago(e.created_at)}" for e in mine}
+    chosen = components.menu("Evaluation", named, "evaluation")
     one = next(e for e in mine if e.id == chosen)
     frame = pd.DataFrame(
         {

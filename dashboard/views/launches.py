@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components, launching, programs
+from dashboard import api, components, formatting, launching, programs
 
 OPEN = ("queued", "claimed", "running")
 LOG_HEIGHT = 300
@@ -24,6 +24,7 @@ def _list() -> None:
     if not found:
         st.caption("None yet. A launch waits until a launcher on some machine claims it.")
         return
+    known = api.known_runs(tuple(sorted({name for one in found for name in _runs(one)})))
     frame = pd.DataFrame(
         [
             {
@@ -31,7 +32,7 @@ def _list() -> None:
                 "state": components.mark(launch.state),
                 "role": launch.role,
                 "recipe": launch.recipe,
-                "run": launch.run,
+                "run": api.label(launch.run, known),
                 "created": pd.to_datetime(launch.created_at, unit="s", utc=True),
                 "count": launch.count,
                 "claimed by": launch.claimed_by,
@@ -61,8 +62,11 @@ def _one(launch: Any) -> None:
     st.code(programs.command_line(launch.role, launch.recipe, launch.args), language=None,
             wrap_lines=True)  # fmt: skip
     with st.container(horizontal=True, vertical_alignment="center"):
-        for name in _runs(launch)[:5]:
-            _link("runs", f"Run {name}", "show_chart", {"run": name})
+        names = _runs(launch)[:5]
+        known = api.known_runs(tuple(names))
+        for name in names:
+            label = f"Run {formatting.code(api.label(name, known))}"
+            _link("runs", label, "show_chart", {"run": name})
         _link("start", "Copy into the form", "content_copy", {"clone": f"launch:{launch.id}"})
         if launch.state in OPEN:
             _stop(launch)

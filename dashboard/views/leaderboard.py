@@ -33,22 +33,31 @@ def draw(env: str) -> None:
             bind="query-params", help="IQM: the mean of the middle half of all episodes",
         )  # fmt: skip
     rows = api.leaderboard(env, "best" if pick == "best" else "newest")
-    _chart(rows, env, str(statistic))
-    _table(rows, env)
-    _improvement([row for row in rows if row.evaluations][:PAIRS])
+    known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
+    labels = {row.name: _titled(row, known) for row in rows}
+    _chart(rows, env, str(statistic), labels)
+    _table(rows, env, labels)
+    _improvement([row for row in rows if row.evaluations][:PAIRS], labels)
+
+
+def _titled(row: Any, known: dict[str, Any]) -> str:
+    """The name of a row with the title that all of its runs have."""
+    titles = {run.title for run in map(known.get, row.runs) if run is not None}
+    title = titles.pop() if len(titles) == 1 else None
+    return f"{title} ({row.name})" if title else str(row.name)
 
 
 def _interval(row: Any, statistic: str) -> Any:
     return row.iqm if statistic == "IQM" else row.mean
 
 
-def _chart(rows: list[Any], env: str, statistic: str) -> None:
+def _chart(rows: list[Any], env: str, statistic: str, labels: dict[str, str]) -> None:
     ranked = sorted(rows, key=lambda row: _interval(row, statistic).value, reverse=True)
     shown = ranked[:DRAWN]
     frame = pd.DataFrame(
         [
             {
-                "label": _label(row),
+                "label": _label(row, labels),
                 "env": env,
                 "run": row.name,
                 "value": found.value,
@@ -71,16 +80,16 @@ def _chart(rows: list[Any], env: str, statistic: str) -> None:
         st.caption(f"The first {DRAWN} of {len(rows):,}; the table has all.")
 
 
-def _label(row: Any) -> str:
+def _label(row: Any, labels: dict[str, str]) -> str:
     seeds = len(row.evaluations)
-    return f"{row.name} ({seeds} seeds)" if seeds > 1 else str(row.name)
+    return labels[row.name] + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
-def _table(rows: list[Any], env: str) -> None:
+def _table(rows: list[Any], env: str, labels: dict[str, str]) -> None:
     frame = pd.DataFrame(
         [
             {
-                "policy": row.name,
+                "policy": labels[row.name],
                 "seeds": len(row.evaluations) or None,
                 "mean": row.mean.value,
                 "interval of the mean": f"{row.mean.low:.2f} … {row.mean.high:.2f}",
@@ -115,7 +124,7 @@ def _last(row: Any) -> Any:
     return pd.to_datetime(max(times), unit="s") if times else None
 
 
-def _improvement(rows: list[Any]) -> None:
+def _improvement(rows: list[Any], labels: dict[str, str]) -> None:
     if len(rows) < 2:
         return
     with st.expander("Who is better? Probability of improvement", on_change="rerun") as folder:
@@ -128,7 +137,7 @@ def _improvement(rows: list[Any]) -> None:
         cells = {row.name: api.improvements(row, rows) for row in rows}
         frame = pd.DataFrame(
             [
-                {"policy": name} | {other: text for other, text in found.items()}
+                {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}
                 for name, found in cells.items()
             ]
         )

@@ -23,14 +23,9 @@ def show() -> None:
             "stepwell import FILE --dataset NAME\nstepwell run Pendulum-v1",
         )
         return
-    keys = sorted(whole.nodes)
-    if st.session_state.get("node") not in keys:
-        st.session_state.pop("node", None)
-    key = st.selectbox(
-        "What", keys, key="node", bind="query-params",
-        format_func=lambda k: k.replace(":", " ", 1),
-    )  # fmt: skip
-    found = whole.around(str(key))
+    named = {k: f"{node.kind} {node.label}" for k, node in sorted(whole.nodes.items())}
+    key = components.menu("What", named, "node")
+    found = whole.around(key)
     if len(found.nodes) <= MOST_DRAWN:
         st.graphviz_chart(found.dot(charts.ink()), width="stretch")
     else:
@@ -38,10 +33,10 @@ def show() -> None:
     frame = pd.DataFrame(
         [
             {
-                "from": found.nodes[e.of].name,
+                "from": found.nodes[e.of].label,
                 "kind": found.nodes[e.of].kind,
                 "how": e.how,
-                "to": found.nodes[e.made].name,
+                "to": found.nodes[e.made].label,
                 "of kind": found.nodes[e.made].kind,
             }
             for e in found.edges

@@ -109,11 +109,13 @@ def _alerts() -> None:
             st.warning(f"The service is degraded: {health.detail}", icon=":material/warning:")
         _trouble(
             silent.total, "running run is", "running runs are", "silent", "runs",
-            [f"{r.name} ({formatting.ago(r.heartbeat_at)})" for r in silent.items], status="silent",
+            [f"{formatting.code(r.label)} ({formatting.ago(r.heartbeat_at)})"
+             for r in silent.items], status="silent",
         )  # fmt: skip
         _trouble(
             failed.total, "run", "runs", "failed within a day", "runs",
-            [f"{r.name}: {_last_line(r.error)}" for r in failed.items], status="failed",
+            [f"{formatting.code(r.label)}: {_last_line(r.error)}" for r in failed.items],
+            status="failed",
         )  # fmt: skip
         _trouble(
             len(broken), "worker", "workers", "failed", "workers",
@@ -182,6 +184,7 @@ def _active_runs() -> None:
         [
             {
                 "run": r.name,
+                "title": r.title or "",
                 "status": components.run_mark(r),
                 "trend": _trend(r),
                 "kind": r.kind,
@@ -191,10 +194,12 @@ def _active_runs() -> None:
             for r in found.items
         ]
     )
+    if not frame["title"].any():
+        frame = frame.drop(columns="title")
     components.table(
         frame, "recent_runs",
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
-        sql=f"SELECT name, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
+        sql=f"SELECT name, title, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",
     )  # fmt: skip
     page = components.page("runs")

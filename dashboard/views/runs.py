@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import api, charts, components
+from dashboard import api, charts, components, formatting
 from dashboard.views import runs_config, runs_curves, runs_details, runs_table
 
 ARCHIVED = "archived"
@@ -67,7 +67,10 @@ def show() -> None:
         if details.open:
             name = chosen[0]
             if len(chosen) > 1:
-                name = st.selectbox("Run", chosen, key="detail_run")
+                labels = {run.name: run.label for run in runs}
+                name = st.selectbox(
+                    "Run", chosen, key="detail_run", format_func=lambda n: labels.get(n, n)
+                )
             components.guarded(lambda: runs_details.draw(name))
 
 
@@ -75,7 +78,7 @@ def _listed() -> tuple[Any, Any, components.Pages, Any]:
     """One page of the list by the filters, the function that reads it, and the bar of filters."""
     bar = st.container(horizontal=True, vertical_alignment="bottom")
     with bar:
-        text = st.text_input("Name or tag contains", key="search", bind="query-params")
+        text = st.text_input("Name, title or tag contains", key="search", bind="query-params")
         kind = st.selectbox(
             "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params", width=120,
             format_func=lambda k: k or "all",
@@ -163,6 +166,6 @@ def _alarms(chosen: list[str]) -> None:
     for run in api.chosen_runs(chosen):
         if run.alarms:
             one = "1 alarm" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms"
-            st.warning(f"Run `{run.name}` has {one}:", icon=":material/warning:")
+            st.warning(f"Run {formatting.code(run.label)} has {one}:", icon=":material/warning:")
             text = "\n".join(f"{a.key}, since update {a.update:,}: {a.message}" for a in run.alarms)
             st.code(text, language=None, wrap_lines=True)

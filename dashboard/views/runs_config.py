@@ -29,9 +29,10 @@ def draw(runs: list[Any]) -> None:
         one = "There is one run; with a second one, this shows what differs."
         components.empty(one if len(runs) == 1 else "No setting differs.")
         return
+    labels = {run.name: run.label for run in runs}
     frame = pd.DataFrame(
         [
-            {"setting": key, **{name: text(config.get(key)) for name, config in configs.items()}}
+            {"setting": key, **{labels[n]: text(config.get(key)) for n, config in configs.items()}}
             for key in shown
         ]
     )

@@ -117,6 +117,7 @@ def _section(
     axis = st.session_state.get("x") or "step"
     wanted = shown if axis in AXES or axis in shown else [*shown, axis]
     series = {run.name: store.get(run, wanted) for run in runs}
+    labels = {run.name: run.label for run in runs}
     by = st.session_state.get("group") or EACH
     groups = runs_config.groups(runs, by) if by else None
     grid = st.columns(2, gap="medium")
@@ -128,7 +129,9 @@ def _section(
             if not lines:
                 st.caption("no finite value yet")
                 continue
-            st.vega_lite_chart(*_chart(member, lines, axis, groups, colours), key=f"curve_{member}")
+            st.vega_lite_chart(
+                *_chart(member, lines, axis, groups, colours, labels), key=f"curve_{member}"
+            )
 
 
 def _chart(
@@ -137,6 +140,7 @@ def _chart(
     axis: str,
     groups: dict[str, list[str]] | None,
     colours: dict[str, str],
+    labels: dict[str, str],
 ) -> charts.Chart:
     style: dict[str, Any] = {
         "x_title": AXES.get(axis, axis),
@@ -145,8 +149,9 @@ def _chart(
         "height": 260,
     }
     if groups is None:
-        data = pd.concat([one.assign(run=name) for name, one in lines.items()], ignore_index=True)
-        mine = {name: colours[name] for name in lines}
+        parts = [one.assign(run=labels[name]) for name, one in lines.items()]
+        data = pd.concat(parts, ignore_index=True)
+        mine = {labels[name]: colours[name] for name in lines}
         # The table above shows the colours too.
         legend = len(mine) <= MOST_IN_LEGEND
         return charts.lines(

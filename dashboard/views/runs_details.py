@@ -16,6 +16,8 @@ LOG_HEIGHT = 360
 
 def draw(name: str) -> None:
     run = api.run(name)
+    if run.title:
+        st.text(run.label)
     error = run.error.strip().splitlines()[-1] if run.error.strip() else ""
     components.numbers(
         [
@@ -132,10 +134,16 @@ def tag_all(names: list[str], archived: str) -> None:
 
 def _manage(run: Any) -> None:
     with st.form("run_settings", border=True):
+        title = st.text_input(
+            "Title", run.title or "", key="run_title", max_chars=200,
+            help="Shown with the name, which stays: trajectories, policies and evaluations name it",
+        )  # fmt: skip
         tags = st.text_input("Tags, separated by commas", ", ".join(run.tags), key="run_tags")
         notes = st.text_area("Notes", run.notes, key="run_notes", height=80)
         if st.form_submit_button("Save", key="run_save") and components.attempt(
-            lambda: api.client().patch_run(run.name, tags=components.tags_of(tags), notes=notes),
+            lambda: api.client().patch_run(
+                run.name, title=title, tags=components.tags_of(tags), notes=notes
+            ),
             "saved",
         ):
             st.rerun()

@@ -25,11 +25,12 @@ METRIC_SQL = (
     "    WHERE key IN ({keys}) GROUP BY run, key)\n"
     "  GROUP BY run) m ON m.run = r.name\nORDER BY r.created_at DESC"
 )
-SPARSE = ("alarms", "tags", "notes", "commit", "snapshots")
+SPARSE = ("title", "alarms", "tags", "notes", "commit", "snapshots")
 COLUMNS = {
     # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
     MARK: st.column_config.TextColumn("", width=34, help="Its colour in the charts"),
     "run": st.column_config.TextColumn(width=200),
+    "title": st.column_config.TextColumn(width=200),
     "progress": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
     "ends": st.column_config.DatetimeColumn(
         format="distance", help="By its updates per second, if it is running"
@@ -108,6 +109,7 @@ def table(
         rows.append(
             {
                 "run": run.name,
+                "title": run.title or "",
                 "status": components.run_mark(run),
                 "progress": min(done / total, 1.0) if done is not None and total else None,
                 "ends": _ends(run),

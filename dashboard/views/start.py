@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -145,8 +146,10 @@ def _first(setting: Setting, key: str) -> Any:
     if setting.name == "dataset":
         return _dataset(key)
     if setting.name == "policy":
-        names = [run.name for run in api.runs(kind="train").items if run.policies]
-        return _versioned("policy", names, key, "/", _policies)
+        runs = {run.name: run for run in api.runs(kind="train").items if run.policies}
+        return _versioned(
+            "policy", list(runs), key, "/", _policies, lambda name: api.label(name, runs)
+        )
     if setting.name == "env":
         return _menu("env", _environments(), key)
     return _widget(setting, key)
@@ -167,20 +170,24 @@ def _environments() -> list[str]:
     return sorted({d.spec["env"] for d in api.datasets() if d.spec.get("env")})
 
 
-def _menu(label: str, names: list[str], key: str) -> str:
+def _menu(label: str, names: list[str], key: str, shown: Callable[[str], str] = str) -> str:
     given = st.session_state.get(key)
     known = names if given in (None, *names) else [given, *names]
     return st.selectbox(
-        label, known, index=None, key=key, accept_new_options=True, placeholder="choose or type"
+        label, known, index=None, key=key, accept_new_options=True, placeholder="choose or type",
+        format_func=shown,
     ) or ""  # fmt: skip
 
 
-def _versioned(label: str, names: list[str], key: str, mark: str, versions: Any) -> str:
+def _versioned(
+    label: str, names: list[str], key: str, mark: str, versions: Any,
+    shown: Callable[[str], str] = str,
+) -> str:  # fmt: skip
     """A menu of names, and of the versions of the chosen one, if it has some."""
     given, _, which = str(st.session_state.get(key) or "").partition(mark)
     if which:  # of a copied launch
         st.session_state[key], st.session_state[f"{key}{mark}"] = given, which
-    name = _menu(label, names, key)
+    name = _menu(label, names, key, shown)
     if name not in names:
         return name
     found = versions(name)

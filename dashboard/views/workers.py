@@ -48,6 +48,7 @@ def show() -> None:
 
 def _table() -> None:
     rows = []
+    known = api.known_runs(tuple(sorted({w.run for w in api.workers() if w.run})))
     for w in sorted(api.workers(), key=lambda w: w.heartbeat_at, reverse=True):
         silent = not w.alive and w.state not in ("stopped", "failed")
         counters = " · ".join(f"{k} {v:,.6g}" for k, v in sorted(w.counters.items()))
@@ -58,8 +59,8 @@ def _table() -> None:
                 "state": components.mark("lost" if silent else w.state),
                 "heartbeat": formatting.ago(w.heartbeat_at),
                 "command": "" if w.command == "none" else w.command,
-                "run": w.run or "",
-                "policy": w.policy,
+                "run": api.label(w.run or "", known),
+                "policy": api.label(w.policy, known),
                 "counters": counters,
                 "host": w.host,
                 "pid": w.pid,

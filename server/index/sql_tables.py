@@ -44,8 +44,9 @@ TABLES: dict[str, list[tuple[str, str]]] = {
     ],
     "version_trajectories": [("version", "VARCHAR"), ("trajectory", "VARCHAR")],
     "runs": [
-        *(("name", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR"), ("parent", "VARCHAR")),
-        *(("seed", "BIGINT"), ("git_commit", "VARCHAR"), ("host", "VARCHAR")),
+        *(("name", "VARCHAR"), ("title", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR")),
+        *(("parent", "VARCHAR"), ("seed", "BIGINT"), ("git_commit", "VARCHAR")),
+        ("host", "VARCHAR"),
         *(("snapshots", "VARCHAR[]"), ("tags", "VARCHAR[]"), ("notes", "VARCHAR")),
         *(("alarms", "VARCHAR"), ("command", "VARCHAR"), ("error", "VARCHAR")),
         ("config", "VARCHAR"),
@@ -139,8 +140,8 @@ SMALL: dict[str, str] = {
             v.missing, v.statistics, v.created_by, v.created_at
         FROM versions AS v JOIN datasets AS d ON d.pk = v.dataset_pk ORDER BY v.pk""",
     "runs": """
-        SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, alarms,
-            command, error, config, created_at, heartbeat_at, finished_at
+        SELECT name, title, kind, status, parent, seed, git_commit, host, snapshots, tags, notes,
+            alarms, command, error, config, created_at, heartbeat_at, finished_at
         FROM runs ORDER BY pk""",
     "policies": """
         SELECT r.name, p.version, r.name || '/' || p.version, p.step, p.sha256, p.bytes, p.metadata,

@@ -44,7 +44,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0015"
+REVISION = "0016"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -333,6 +333,7 @@ runs = Table(
     metadata,
     Column("pk", Integer, primary_key=True),
     Column("name", String(128), nullable=False, unique=True),
+    Column("title", String(200)),
     Column("kind", String(16), nullable=False),  # train, collect, eval
     Column("status", String(16), nullable=False),  # running, finished, failed, stopped
     Column("config", JSON, nullable=False, server_default="{}"),

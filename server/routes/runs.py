@@ -133,10 +133,10 @@ def list_runs(
 ) -> RunPage:
     """Sorted newest first, with the total number of matches.
 
-    `search`: text in the name or a tag. `alive=false&status=running`: runs without a heartbeat.
-    `since`: heartbeat at or after that Unix time. `name`, repeated: only these. `key`, repeated:
-    newest metrics of these keys only. `brief`: without config, and without newest metrics but for
-    those of `key`.
+    `search`: text in the name, the title or a tag. `alive=false&status=running`: runs without a
+    heartbeat. `since`: heartbeat at or after that Unix time. `name`, repeated: only these. `key`,
+    repeated: newest metrics of these keys only. `brief`: without config, and without newest
+    metrics but for those of `key`.
     """
     wanted = equal(runs, kind=kind, status=status, parent=parent)
     each = sa.func.json_each(runs.c.tags).table_valued("value")
@@ -148,7 +148,8 @@ def list_runs(
         wanted.append(runs.c.name.in_(name))
     if search:
         tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
-        wanted.append(sa.or_(_contains(runs.c.name, search), tagged))
+        named = [_contains(column, search) for column in (runs.c.name, runs.c.title)]
+        wanted.append(sa.or_(*named, tagged))
     if alive is not None:
         wanted.append(_alive() if alive else sa.not_(_alive()))
     if since is not None:
@@ -190,6 +191,8 @@ def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
     """Update a run. Also the heartbeat: an empty body only records that the run is alive."""
     given = body.model_dump(exclude_unset=True, exclude_none=True)
     text = given.pop("log", "")
+    if "title" in given:
+        given["title"] = given["title"] or None
     values: dict[str, Any] = {"heartbeat_at": time.time(), **given}
     with service.db.write() as c:
         pk = find_pk(c, runs, name)

@@ -85,4 +85,4 @@ def _print(found: Lineage, key: str) -> None:
 
 def _said(found: Lineage, key: str) -> str:
     node = found.nodes[key]
-    return f"{node.kind} {node.name} ({node.about})"
+    return f"{node.kind} {node.label} ({node.about})"

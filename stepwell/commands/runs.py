@@ -1,4 +1,4 @@
-"""`stepwell runs`: list, show, metrics, log, policies, export, delete."""
+"""`stepwell runs`: list, show, title, metrics, log, policies, export, delete."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ MOST_COLUMNS = 6
 ABOUT = """\
 List and show runs, with their metrics, logs and policies; copy them to other tools.
 
-A run is one execution of a trainer, collector or evaluation, addressed by its name everywhere."""
+A run is one execution of a trainer, collector or evaluation, addressed by its name everywhere. The
+name never changes, because trajectories, policies and evaluations refer to it; its title can."""
 EXAMPLES = """\
   stepwell runs list --kind train
   stepwell runs show demo
+  stepwell runs title demo "Larger batches, first try"
   stepwell runs metrics demo --keys loss/total,value/q_mean
   stepwell runs log demo | tail
   stepwell runs export demo --to tensorboard:tb
@@ -35,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     listing.add_argument("--kind", choices=("train", "collect", "eval"))
     listing.add_argument("--status", choices=("running", "finished", "failed", "stopped"))
     show = common.add_action(actions, "show", show_run, "one run: state, config, newest metrics")
+    title = common.add_action(actions, "title", title_run, "set what is shown beside its name")
     metrics = common.add_action(actions, "metrics", show_metrics, "its metrics over time")
     metrics.add_argument("--keys", help="comma-separated; default: all")
     metrics.add_argument("--points", type=int, default=500, help="per series (default 500)")
@@ -51,18 +54,32 @@ def main(argv: list[str] | None = None) -> int:
         actions, "delete", delete_run, "delete a run with its metrics and policies"
     )
     delete.add_argument("--yes", action="store_true", help="really")
-    for sub in (show, metrics, log, policies, delete):
+    for sub in (show, title, metrics, log, policies, delete):
         sub.add_argument("name")
+    title.add_argument("title", help='one line of at most 200 characters; "" takes the title back')
     return common.dispatch(parser, argv)
 
 
 def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
     runs = client.runs(args.kind, args.status)
+    titled = ["title"] if any(r.title for r in runs) else []
     return runs, lambda: common.print_table(
-        ["run", "kind", "status", "alarms", "policies", "host", "started", "heartbeat", "tags"],
+        [
+            "run",
+            *titled,
+            "kind",
+            "status",
+            "alarms",
+            "policies",
+            "host",
+            "started",
+            "heartbeat",
+            "tags",
+        ],
         [
             (
                 r.name,
+                *([r.title or ""] if titled else []),
                 r.kind,
                 r.status,
                 r.alarm_summary,
@@ -102,6 +119,11 @@ def _config(config: dict[str, Any]) -> list[tuple[str, str]]:
                 value = value.get(part) if isinstance(value, dict) else None
             rows.append((f"config {key}", f"{json.dumps(value)}  ({origin})"))
     return rows
+
+
+def title_run(client: Client, args: argparse.Namespace) -> common.Answer:
+    run = client.patch_run(args.name, title=args.title)
+    return run, lambda: print(f"{run.name}: {run.title or 'no title'}")
 
 
 def show_metrics(client: Client, args: argparse.Namespace) -> common.Answer:

@@ -103,6 +103,35 @@ def test_a_run_that_comes_moves_no_selection(
     assert drawn.dataframe[0].value["⬤"].tolist() == ["", "⬤", "", "", ""]
 
 
+def test_a_run_gets_a_title_which_tables_legends_and_the_search_have(
+    service, client: Client, runs: list[str], name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    monkeypatch.setattr(
+        runs_curves.charts, "lines", lambda data, **how: found.setdefault("it", (data, how)) and {}
+    )
+    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
+    drawn = page("runs", service.url, part="Details", run=runs[0])
+    drawn.text_input(key="run_title").set_value(f" Low rate {name} ")
+    drawn.button(key="run_save").click().run()
+    check(drawn)
+    assert client.run(runs[0]).title == f"Low rate {name}"
+    label = f"Low rate {name} ({runs[0]})"
+    drawn = page("runs", service.url, search=f"low RATE {name}", metric="loss/all")
+    check(drawn)
+    assert drawn.dataframe[0].value["run"].tolist() == [runs[0]]
+    assert drawn.dataframe[0].value["title"].tolist() == [f"Low rate {name}"]
+    data, how = found["it"]
+    assert set(data["run"]) == {label} and list(how["colours"]) == [label]
+    drawn = page("runs", service.url, search=name, part="Details")
+    drawn.button(key="select_all").click().run()
+    check(drawn)
+    assert label in drawn.selectbox(key="detail_run").options
+    drawn = page("runs", service.url, search=name, part="Config")
+    drawn.button(key="select_all").click().run()
+    assert label in drawn.dataframe[-1].value.columns
+
+
 def test_times_numbers_progress_and_end_sort_as_what_they_are(
     service, runs: list[str], name: str, page: Page
 ) -> None:

@@ -216,9 +216,9 @@ def test_what_needs_attention_is_named_and_counted_over_all_there_is(
         assert (figures["Running"], figures["Silent"]) == ("1", "130")
         silent, failed, worker = (w.value for w in drawn.warning)
         assert "130 running runs are silent" in silent
-        assert "quiet-129 (1 h ago)" in silent
+        assert "`quiet-129` (1 h ago)" in silent
         assert "and 120 more" in silent
-        assert "loud: NaN everywhere" in failed
+        assert "`loud`: NaN everywhere" in failed
         assert "x: ValueError: no" in worker
         listed = page("runs", fresh_service.url, status="silent")
         check(listed)
@@ -514,6 +514,34 @@ def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Pag
     assert table["policies"].tolist() == [f"{filled}-a/1, {filled}-b/1"]
     assert table["mean"].tolist() == [1.5]
     assert drawn.dataframe[-1].value["return"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("view", ["overview", "workers", "evaluation", "lineage", "runs"])
+def test_a_title_stands_with_the_name_of_a_run(
+    view: str, filled: str, service, client: Client, page: Page
+) -> None:
+    """Text of people: no HTML and no Markdown."""
+    title = "*Big* <b>`batch`</b>"
+    for letter in "ab":
+        client.patch_run(f"{filled}-{letter}", title=title)
+    drawn = page(view, service.url, env=f"Env-{filled}", node=f"run:{filled}-a", search="*big*")
+    check(drawn)
+    cells = {str(cell) for table in drawn.dataframe for cell in table.value.to_numpy().ravel()}
+    if view in ("overview", "runs"):
+        assert {f"{filled}-a", f"{filled}-b", title} <= cells
+    elif view == "evaluation":
+        # Both seeds have the title.
+        assert {f"{title} ({filled})", f"{title} ({filled}-a/1)"} & cells
+        assert any(title in label for label in drawn.selectbox(key="evaluation").options)
+    else:
+        assert f"{title} ({filled}-a)" in cells
+        if view == "lineage":
+            menu = drawn.selectbox(key="node")
+            assert menu.value == f"run:{filled}-a" and f"run {title} ({filled}-a)" in menu.options
+            menu.set_value(f"dataset:{filled}").run()
+            check(drawn)
+            # A link outlives a change of the title.
+            assert drawn.query_params["node"] in (f"dataset:{filled}", [f"dataset:{filled}"])
 
 
 def test_an_evaluation_without_videos_says_how_to_record_them(

@@ -72,6 +72,13 @@ def test_a_version_stands_between_its_dataset_and_its_runs(client: Client, famil
     assert found.nodes[f"dataset:{n}-new@v1"].about == "1 trajectories, for ever"
 
 
+def test_a_title_stands_with_the_name(client: Client, family: str) -> None:
+    client.patch_run(f"{family}-a", title='The "good" one')
+    found = read_lineage(client).around(f"run:{family}-a")
+    assert found.nodes[f"run:{family}-a"].label == f'The "good" one ({family}-a)'
+    assert f'label="The \\"good\\" one\\n{family}-a\\n' in found.dot()
+
+
 def test_what_was_deleted_is_named(client: Client, family: str) -> None:
     client.delete_dataset(f"{family}-old")
     client.delete_run(f"{family}-b")

@@ -379,6 +379,11 @@ def test_runs(run, ask, client):
     assert listed.split()[:4] == [name, "train", "running", "td_error"]
     client.patch_run(name, alarms=[alarm, {**alarm, "key": "q_above_data"}])
     assert " td_error +1 " in run("runs", "list")[1]
+    assert ask("runs", "title", name, "First try")["title"] == "First try"
+    (listed,) = [line for line in run("runs", "list")[1].splitlines() if line.startswith(name)]
+    assert listed.split()[1:4] == ["First", "try", "train"]
+    assert run("runs", "title", name, "two\nlines")[0] == 2
+    assert run("runs", "title", name, "")[1] == f"{name}: no title\n"
     out = run("runs", "metrics", name, "--keys", "a,b")[1]
     assert [line.split() for line in out.splitlines()] == [
         ["step", "a", "b"],

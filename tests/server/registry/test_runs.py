@@ -83,6 +83,27 @@ def test_finishing_sets_the_end_and_running_again_takes_it_back(app: TestClient)
     assert again.get("finished_at") is None
 
 
+def test_a_title_is_set_found_and_taken_back_while_the_name_stays(app: TestClient) -> None:
+    assert make(app, "a").get("title") is None
+    make(app, "b")
+    title = "Größere Batches, erster Versuch"
+    got = app.patch("/v1/runs/a", json={"title": f"  {title} "}).json()
+    assert (got["name"], got["title"]) == ("a", title)
+    # Heartbeats, other changes and a resume leave it alone.
+    app.patch("/v1/runs/a", json={})
+    app.patch("/v1/runs/a", json={"notes": "n", "title": None})
+    app.post("/v1/runs", json={"name": "a", "kind": "train", "exist_ok": True})
+    assert app.get("/v1/runs/a").json()["title"] == title
+    found = app.get("/v1/runs", params={"search": "BATCHES", "brief": True}).json()
+    assert [r["name"] for r in found["items"]] == ["a"]
+    answer = app.post("/v1/query", json={"sql": "SELECT name, title FROM runs ORDER BY name"})
+    assert answer.json()["rows"] == [["a", title], ["b", None]]
+    for wrong in ("x" * 201, "two\nlines", "\x1b[2J", "a\u2028b", 7):
+        answer = app.patch("/v1/runs/a", json={"title": wrong})
+        assert answer.status_code == 422, wrong
+    assert app.patch("/v1/runs/a", json={"title": " "}).json().get("title") is None
+
+
 def test_alarms_replace_those_before_and_outlive_a_resume(app: TestClient) -> None:
     make(app, "a")
     assert app.get("/v1/runs/a").json()["alarms"] == []
