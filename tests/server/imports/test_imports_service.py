@@ -110,7 +110,7 @@ def test_into_fifo_the_oldest_go(importing: Any, tmp_path: Path) -> None:
 
     importing.run(write(tmp_path / "a.hdf5", episodes(2)), "ring", partition="fifo")
     datasets.patch_dataset(
-        importing.service, "ring", PatchDataset(capacity=Capacity(trajectories=3))
+        importing.service, "ring", PatchDataset(capacity=Capacity(trajectories=3)), caller=""
     )
     importing.run(write(tmp_path / "b.hdf5", episodes(4, seed=1)), "ring", partition="fifo")
     rows = importing.rows("select episode_id from trajectories where dataset='ring' order by seq")
