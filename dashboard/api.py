@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
 import tempfile
 import time
@@ -69,6 +70,9 @@ TOKEN = "_token"
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 15.0
 """Request timeout, longer than the slowest request of a page."""
+AWAY_SECONDS = 1.0
+"""After an unanswered read, all other reads fail at once for this long: sessions read one after
+another, and each would wait for a failure of its own."""
 SQL_SECONDS = 5.0
 """Default timeout of a query; the console can set another."""
 MOST_ROWS = 1_000_000
@@ -121,8 +125,14 @@ def read(seconds: float, entries: int = 200) -> Callable[[Callable[P, R]], Calla
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         def answer(at: tuple[str, str | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-            del at  # used only in the cache key
-            return function(*args, **kwargs)
+            failed, message = _failures.get(at[0], (-math.inf, ""))
+            if time.monotonic() < failed + AWAY_SECONDS:
+                raise ServiceUnreachable(message)
+            try:
+                return function(*args, **kwargs)
+            except ServiceUnreachable as error:
+                _failures[at[0]] = (time.monotonic(), str(error))
+                raise
 
         # Streamlit identifies cached functions by name, so each needs a distinct name.
         answer.__qualname__ = f"read.{function.__qualname__}"
@@ -137,9 +147,14 @@ def read(seconds: float, entries: int = 200) -> Callable[[Callable[P, R]], Calla
     return wrap
 
 
+_failures: dict[str, tuple[float, str]] = {}
+"""By address: when it last did not answer, and what was said."""
+
+
 def refresh() -> None:
     """Clear all cached reads."""
     st.cache_data.clear()
+    _failures.clear()
 
 
 # --- reads -------------------------------------------------------------------------------------

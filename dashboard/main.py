@@ -19,6 +19,7 @@ def command(port: int) -> list[str]:
         "server.address": LOOPBACK,
         "server.port": str(port),
         "server.headless": "true",
+        "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
