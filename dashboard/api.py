@@ -195,8 +195,11 @@ video = method(60, Client.video, entries=8)
 
 
 def is_ready() -> bool:
-    """Whether the service answers and is ready; never cached."""
-    return client().ready()
+    """Whether the service answers and is ready; never cached. If it is, reads ask it again."""
+    ready = client().ready()
+    if ready:
+        _failures.clear()
+    return ready
 
 
 @read(3)

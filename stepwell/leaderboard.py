@@ -23,8 +23,8 @@ from stepwell.confidence_intervals import (
 from stepwell.messages import Evaluation
 from stepwell.reference_scores import REFERENCE_SCORES, normalised_score, reference_family
 
-NAMES = ("seed", "run", "output", "tags", "notes", "parent", "claim")
-"""Settings of a run in which two training seeds of one experiment may differ."""
+NAMES = ("seed", "run", "output", "tags", "notes", "parent", "claim", "origins")
+"""Parts of a run's config in which two training seeds of one experiment may differ."""
 Pick = Literal["newest", "best"]
 
 

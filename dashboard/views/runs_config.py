@@ -13,6 +13,8 @@ from dashboard import api, components
 SEEDS = "all but the seed"
 """Groups runs whose configs differ in nothing but the seed and names."""
 ABSENT = "–"
+PROVENANCE = ("claim", "origins.")
+"""Who started a run, and where its settings came from: no settings themselves."""
 
 
 def draw(runs: list[Any]) -> None:
@@ -23,7 +25,8 @@ def draw(runs: list[Any]) -> None:
         every = st.toggle("Equal settings too", key="config_all", bind="query-params")
     configs = {run.name: api.flat(run.config) for run in runs}
     keys = sorted({key for config in configs.values() for key in config})
-    shown = [key for key in keys if every or key in differing(configs)]
+    different = [key for key in differing(configs) if not key.startswith(PROVENANCE)]
+    shown = keys if every else different
     shown = [key for key in shown if (words or "").strip().lower() in key.lower()]
     if not shown:
         one = "There is one run; with a second one, this shows what differs."

@@ -95,9 +95,15 @@ class Person:
         assert traces.count() == 0, traces.first.inner_text()
 
     def clicks(self, name: str, role: str = "button") -> None:
-        """The button (or tab, or link) of this name; icons are no part of it."""
+        """The button (or tab, or link) of this name; its icon is no part of it."""
         self.page.get_by_role(role, name=re.compile(rf"{re.escape(name)}$")).first.click()
         self.page.wait_for_timeout(100)  # Streamlit marks a script as running a moment later
+        self.rests()
+
+    def unfolds(self, name: str) -> None:
+        """A part of the page that is closed at first."""
+        self.page.locator("summary").filter(has_text=name).first.click()
+        self.page.wait_for_timeout(100)
         self.rests()
 
     def types(self, label: str, text: str) -> None:
@@ -160,17 +166,18 @@ def dashboard(tmp_path: Path) -> Iterator[Callable[[str], Dashboard]]:
 @pytest.fixture
 def person(browser: Any) -> Iterator[Callable[..., Person]]:
     """person(dashboard, width, height, scheme): in a browser session of their own."""
-    contexts: list[Any] = []
+    came: list[Person] = []
     folder = os.environ.get("STEPWELL_SCREENSHOTS")
 
     def come(
         dashboard: Dashboard, width: int = 1280, height: int = 900, scheme: str = "light"
     ) -> Person:
         size = {"width": width, "height": height}
-        contexts.append(browser.new_context(viewport=size, color_scheme=scheme))
-        page = contexts[-1].new_page()
-        return Person(page, dashboard.url, Path(folder) if folder else None)
+        page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+        came.append(Person(page, dashboard.url, Path(folder) if folder else None))
+        return came[-1]
 
     yield come
-    for context in contexts:
-        context.close()
+    for number, one in enumerate(came):
+        one.look(f"end-{number}")  # after a failure: what was there to see
+        one.page.context.close()

@@ -26,7 +26,13 @@ def test_seeds_of_one_config_are_one_row():
     ]
     configs = {
         "a-0": {"lr": 1, "seed": 0, "run": "a-0", "claim": "x"},
-        "a-1": {"lr": 1, "seed": 1, "run": "a-1", "claim": "y"},
+        "a-1": {
+            "lr": 1,
+            "seed": 1,
+            "run": "a-1",
+            "claim": "y",
+            "origins": {"seed": "command line"},
+        },
         "b-0": {"lr": 2, "seed": 0, "run": "b-0"},
     }
     rows = leaderboard(found, configs)
