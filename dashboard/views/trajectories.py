@@ -96,7 +96,8 @@ def _list(where: str, total: int) -> None:
     frame = api.sql(sql).frame
     st.caption(formatting.pluralize(total, "matching trajectory", "matching trajectories"))
     chosen = components.table(
-        _shown(frame), "trajectories", sql=sql, select="multi-row", height=320,
+        _shown(frame), "trajectories", sql=sql, select="multi-row",
+        height=320 if with_frames else min(320, 38 + 35 * len(frame)),
         columns={
             "return": st.column_config.NumberColumn(format="%.3f"),
             "arrived": st.column_config.DatetimeColumn(format="distance"),

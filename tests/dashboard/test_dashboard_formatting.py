@@ -1,5 +1,6 @@
 """Formatting, colours and contrast: the small promises every page relies on."""
 
+import re
 import time
 import tomllib
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from dashboard import charts, formatting
 
 CONFIG = Path(formatting.__file__).parent / ".streamlit" / "config.toml"
+STYLE = Path(formatting.__file__).with_name("style.css")
+KEYS = ("background-color", "color")
 
 
 def luminance(colour: str) -> float:
@@ -45,6 +48,15 @@ def test_lines_and_marks_stand_out_on_both_grounds(colour: str) -> None:
 def test_lines_of_runs_are_seen_on_both_grounds(colour: str) -> None:
     for name in ("light", "dark"):
         assert contrast(colour, theme(name)["backgroundColor"]) >= 3.0
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_buttons_are_seen_and_their_text_is_read(name: str) -> None:
+    (rule,) = re.findall(r"stBaseButton-primary[^{]*{([^}]*)}", STYLE.read_text())
+    ground, text = (re.search(rf"(?<![-\w]){key}: (#\w+);", rule) for key in KEYS)
+    assert ground and text
+    assert contrast(text[1], ground[1]) >= 4.5
+    assert contrast(ground[1], theme(name)["backgroundColor"]) >= 3.0
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
