@@ -37,7 +37,7 @@ def first_line(block: str) -> str:
 
 @pytest.fixture(scope="module")
 def served(service) -> set[str]:
-    document = httpx2.get(f"{service.url}/openapi.json").json()
+    document = httpx2.get(f"{service.url}/openapi.json", timeout=60).json()
     return {
         f"{method.upper()} {path}"
         for path, methods in document["paths"].items()
