@@ -38,6 +38,7 @@ from stepwell.comparison import (
     curves,
     read_comparison,
     read_data_row,
+    recipe_of,
     recipe_rows,
 )
 from stepwell.confidence_intervals import bootstrap_mean_curve
@@ -358,6 +359,8 @@ class ComparisonTable:
     rows: list[Row]
     """Recipes by descending mean, then random actions and the dataset's mean."""
     curves: list[CurvePoint]
+    numbers: dict[str, int]
+    """Recipe → the number of its oldest run."""
     reference: str | None
     """What normalises the scores."""
     published: dict[str, float]
@@ -377,7 +380,8 @@ def comparison(name: str) -> ComparisonTable:
         rows.append(read_data_row(client(), found))
     sql = TABLE_SQL.replace("NAME", name.replace("'", "''"), 1)
     published = published_scores(found.dataset)
-    return ComparisonTable(rows, curves(found), found.reference, published, sql)
+    numbers = {recipe_of(run): run.number for run in reversed(found.runs)}
+    return ComparisonTable(rows, curves(found), numbers, found.reference, published, sql)
 
 
 @read(60, entries=8)

@@ -10,13 +10,13 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import api
+from dashboard import api, charts
 from dashboard.formatting import pluralize
 
 LIVE_SECONDS = 5.0
@@ -26,6 +26,9 @@ RETRY_SECONDS = 3.0
 """Seconds between checks whether the service is available again."""
 FIGURE = 160
 """Width of a figure in pixels: two fit on a telephone."""
+MARK = "⬤"
+# Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
+MARK_COLUMN = st.column_config.TextColumn("", width=34, help="The colour of the run in charts")
 _AWAY, _PAGES, _REFUSED = "_away", "_pages", "_refused"
 
 
@@ -277,15 +280,20 @@ def table(
     dataset: str | None = None,
     pictures: pd.DataFrame | None = None,
     row_height: int | None = None,
+    colours: Sequence[str] = (),
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
     `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
+    `colours`: one per row, or "", of a mark drawn first.
     """
     chosen: list[int] = []
-    options: dict[str, Any] = {"hide_index": True, "column_config": columns, "height": height}
+    config = {MARK: MARK_COLUMN, **(columns or {})} if colours else columns
+    options: dict[str, Any] = {"hide_index": True, "column_config": config, "height": height}
     options["row_height"] = row_height
-    shown = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
+    shown: Any = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
+    if colours:
+        shown = marked(shown, colours)
     if select is None:
         st.dataframe(shown, key=key, **options)
     else:
@@ -294,6 +302,14 @@ def table(
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     export(frame, key, sql=sql, dataset=dataset)
     return chosen
+
+
+def marked(frame: pd.DataFrame, colours: Sequence[str]) -> Any:
+    """The table with a first column of marks in these colours; "" is no mark."""
+    shown = frame.copy()
+    shown.insert(0, MARK, [MARK if colour else "" for colour in colours])
+    paint = [f"color: {colour}" if colour else "" for colour in colours]
+    return shown.style.apply(lambda _: paint, subset=[MARK])
 
 
 def export(
@@ -359,6 +375,11 @@ STATE_MARKS = {
 def mark(name: str) -> str:
     """A state as a symbol and a word: never indicated by colour alone."""
     return STATE_MARKS.get(name, name)
+
+
+def run_colours(runs: Iterable[Any]) -> dict[str, str]:
+    """Name of a run → its colour, on every page."""
+    return charts.run_colours({run.name: run.number for run in runs})
 
 
 def run_mark(run: Any) -> str:

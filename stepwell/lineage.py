@@ -10,7 +10,7 @@ from it but what was deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,10 @@ class Lineage:
                     open_.append(after)
         return found
 
-    def dot(self, ink: str = "black") -> str:
+    def dot(self, ink: str = "black", colours: Mapping[str, str] | None = None) -> str:
         """The graph for Graphviz, drawn in the colour `ink` on no background.
 
+        `colours`: key of a node → the colour of its outline.
         A long condition on an edge is cut; whole, it is the edge's tooltip.
         """
         paint = f"color={_quoted(ink)}, fontcolor={_quoted(ink)}"
@@ -115,7 +116,9 @@ class Lineage:
             label = "\n".join(
                 part for part in (node.title, node.name, *node.about.split(", ")) if part
             )
-            lines.append(f"  {_quoted(key)} [shape={shape}, label={_quoted(label)}]")
+            own = (colours or {}).get(key)
+            mark = f", color={_quoted(own)}, penwidth=3" if own else ""
+            lines.append(f"  {_quoted(key)} [shape={shape}, label={_quoted(label)}{mark}]")
         for e in self.edges:
             cut = e.how if len(e.how) <= LONGEST_LABEL else e.how[: LONGEST_LABEL - 1] + "…"
             texts = f"label={_quoted(cut)}, tooltip={_quoted(e.how)}"

@@ -100,6 +100,8 @@ def _drawn(
         return charts.lines(data, x=x, y=y, x_title=x, y_title=y)
     data = data.assign(**{by: data[by].astype(str)})
     colours = charts.colours(sorted(set(data[by]))[:MOST_COLOURS])
+    if by == "run":
+        colours |= components.run_colours(api.known_runs(tuple(colours)).values())
     data = data[data[by].isin(colours)]
     return charts.lines(data, x=x, y=y, x_title=x, y_title=y, colour=by, colours=colours)
 

@@ -24,9 +24,10 @@ def section() -> None:
     if name is None:
         return
     found = api.comparison(name)
-    colours = charts.colours(sorted(row.recipe for row in found.rows))
+    own = charts.run_colours(found.numbers)
+    colours = {row.recipe: own.get(row.recipe, charts.QUIET) for row in found.rows}
     _intervals(found.rows, colours)
-    _table(found)
+    _table(found, colours)
     if found.published:
         scores = ", ".join(f"{name} {score:.1f}" for name, score in found.published.items())
         st.caption(
@@ -67,7 +68,7 @@ def _range(interval: Any) -> str:
     return f"{interval.low:.2f} … {interval.high:.2f}" if interval else ""
 
 
-def _table(found: Any) -> None:
+def _table(found: Any, colours: dict[str, str]) -> None:
     frame = pd.DataFrame(
         [
             {
@@ -104,7 +105,8 @@ def _table(found: Any) -> None:
             format="%.0f", help="Mean training time of a run, without start-up and pauses"
         ),
     }
-    components.table(frame, "comparison_table", sql=found.sql, columns=columns)
+    marks = [colours[row.recipe] for row in found.rows]
+    components.table(frame, "comparison_table", sql=found.sql, columns=columns, colours=marks)
 
 
 def _curves(points: list[Any], colours: dict[str, str]) -> None:

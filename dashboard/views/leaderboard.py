@@ -35,8 +35,9 @@ def draw(env: str) -> None:
     rows = api.leaderboard(env, "best" if pick == "best" else "newest")
     known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
     labels = {row.name: _titled(row, known) for row in rows}
-    _chart(rows, env, str(statistic), labels)
-    _table(rows, env, labels)
+    colours = _colours(rows, known)
+    _chart(rows, env, str(statistic), labels, colours)
+    _table(rows, env, labels, colours)
     _improvement([row for row in rows if row.evaluations][:PAIRS], labels)
 
 
@@ -47,11 +48,20 @@ def _titled(row: Any, known: dict[str, Any]) -> str:
     return f"{title} ({row.name})" if title else str(row.name)
 
 
+def _colours(rows: list[Any], known: dict[str, Any]) -> dict[str, str]:
+    """Name of a row → the colour of the oldest of its runs; references have none of their own."""
+    found = {row.name: [known[run].number for run in row.runs if run in known] for row in rows}
+    own = charts.run_colours({name: min(numbers) for name, numbers in found.items() if numbers})
+    return {row.name: own.get(row.name, charts.QUIET) for row in rows}
+
+
 def _interval(row: Any, statistic: str) -> Any:
     return row.iqm if statistic == "IQM" else row.mean
 
 
-def _chart(rows: list[Any], env: str, statistic: str, labels: dict[str, str]) -> None:
+def _chart(
+    rows: list[Any], env: str, statistic: str, labels: dict[str, str], colours: dict[str, str]
+) -> None:
     ranked = sorted(rows, key=lambda row: _interval(row, statistic).value, reverse=True)
     shown = ranked[:DRAWN]
     frame = pd.DataFrame(
@@ -69,12 +79,11 @@ def _chart(rows: list[Any], env: str, statistic: str, labels: dict[str, str]) ->
             for found in [_interval(row, statistic)]
         ]
     )
-    names = [row.name for row in shown]
-    palette = charts.colours(sorted(names))
-    colours = {row.name: charts.QUIET if row.reference else palette[row.name] for row in shown}
+    mine = {row.name: colours[row.name] for row in shown}
     title = f"return ({STATISTICS[statistic]}, 95% interval)"
     st.vega_lite_chart(
-        *charts.intervals(frame, x_title=title, colours=colours), key="leaderboard_chart"
+        *charts.intervals(frame, x_title=title, colours=mine),
+        key="leaderboard_chart",
     )
     if len(rows) > DRAWN:
         st.caption(f"The first {DRAWN} of {len(rows):,}; the table has all.")
@@ -85,7 +94,7 @@ def _label(row: Any, labels: dict[str, str]) -> str:
     return labels[row.name] + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
-def _table(rows: list[Any], env: str, labels: dict[str, str]) -> None:
+def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str, str]) -> None:
     frame = pd.DataFrame(
         [
             {
@@ -115,7 +124,11 @@ def _table(rows: list[Any], env: str, labels: dict[str, str]) -> None:
         "evaluated": st.column_config.DatetimeColumn(format="distance"),
     }
     components.table(
-        frame, "leaderboard", sql=SQL.format(env=formatting.literal(env)), columns=columns
+        frame,
+        "leaderboard",
+        sql=SQL.format(env=formatting.literal(env)),
+        columns=columns,
+        colours=[colours[row.name] for row in rows],
     )
 
 

@@ -27,7 +27,10 @@ def show() -> None:
     key = components.menu("What", named, "node")
     found = whole.around(key)
     if len(found.nodes) <= MOST_DRAWN:
-        st.graphviz_chart(found.dot(charts.ink()), width="stretch")
+        names = sorted(node.name for node in found.nodes.values() if node.kind == "run")
+        colours = components.run_colours(api.known_runs(tuple(names)).values())
+        marks = {f"run:{run}": colour for run, colour in colours.items()}
+        st.graphviz_chart(found.dot(charts.ink(), marks), width="stretch")
     else:
         st.caption(f"{len(found.nodes):,} datasets and runs belong to it, too many for a drawing.")
     frame = pd.DataFrame(

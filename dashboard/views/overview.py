@@ -197,7 +197,7 @@ def _active_runs() -> None:
     if not frame["title"].any():
         frame = frame.drop(columns="title")
     components.table(
-        frame, "recent_runs",
+        frame, "recent_runs", colours=list(components.run_colours(found.items).values()),
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
         sql=f"SELECT name, title, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import api, charts, components, formatting
+from dashboard import api, components, formatting
 from dashboard.views import runs_config, runs_curves, runs_details, runs_table
 
 ARCHIVED = "archived"
@@ -35,8 +35,7 @@ def show() -> None:
     runs = api.chosen_runs(asked)
     # Old links and deleted runs: what still exists is kept.
     chosen = [run.name for run in runs]
-    numbers = {run.name: run.number for run in runs}
-    colours = charts.run_colours(numbers)
+    colours = components.run_colours(runs)
 
     def alive() -> bool:
         return any(run.alive for run in api.chosen_runs(chosen))

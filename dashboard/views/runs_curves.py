@@ -119,7 +119,9 @@ def _section(
     series = {run.name: store.get(run, wanted) for run in runs}
     labels = {run.name: run.label for run in runs}
     by = st.session_state.get("group") or EACH
-    groups = runs_config.groups(runs, by) if by else None
+    numbers = {run.name: run.number for run in runs}
+    groups = runs_config.groups(runs, by) if by else {}
+    groups = {label: sorted(names, key=numbers.__getitem__) for label, names in groups.items()}
     grid = st.columns(2, gap="medium")
     for i, member in enumerate(shown):
         with grid[i % 2]:
@@ -138,7 +140,7 @@ def _chart(
     key: str,
     lines: dict[str, pd.DataFrame],
     axis: str,
-    groups: dict[str, list[str]] | None,
+    groups: dict[str, list[str]],
     colours: dict[str, str],
     labels: dict[str, str],
 ) -> charts.Chart:
@@ -148,7 +150,7 @@ def _chart(
         "log": bool(st.session_state.get("log", False)),
         "height": 260,
     }
-    if groups is None:
+    if not groups:
         parts = [one.assign(run=labels[name]) for name, one in lines.items()]
         data = pd.concat(parts, ignore_index=True)
         mine = {labels[name]: colours[name] for name in lines}
@@ -162,7 +164,7 @@ def _chart(
         members = [lines[name] for name in names if name in lines]
         if members:
             parts.append(fold(members).assign(group=label))
-            # A group has the colour of its first run, which no other group can have.
+            # A group has the colour of its oldest run, which no other group can have.
             mine[label] = colours[names[0]]
     return charts.bands(pd.concat(parts, ignore_index=True), colours=mine, **style)
 

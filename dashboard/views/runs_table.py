@@ -13,7 +13,6 @@ from dashboard import api, components, formatting
 
 DONE, TOTAL, RATE = "progress/updates", "progress/total", "progress/updates_per_second"
 MOST_COLUMNS = 20
-MARK = "⬤"
 SQL = (
     "SELECT r.*, (SELECT count(*) FROM policies p WHERE p.run = r.name) AS policies\n"
     "FROM runs r ORDER BY created_at DESC"
@@ -27,8 +26,7 @@ METRIC_SQL = (
 )
 SPARSE = ("title", "alarms", "tags", "notes", "commit", "snapshots")
 COLUMNS = {
-    # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
-    MARK: st.column_config.TextColumn("", width=34, help="Its colour in the charts"),
+    components.MARK: components.MARK_COLUMN,
     "run": st.column_config.TextColumn(width=200),
     "title": st.column_config.TextColumn(width=200),
     "progress": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
@@ -78,15 +76,13 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
     names = tuple(run.name for run in runs)
     metrics, settings = _shown("metrics"), _shown("settings")
     frame = table(runs, metrics, settings, api.configs(names) if settings else {})
-    frame.insert(0, MARK, [MARK if name in colours else "" for name in names])
-    paint = [f"color: {colours[name]}" if name in colours else "" for name in names]
     added = {f"{key} ": st.column_config.NumberColumn(key, format="%.5g") for key in metrics}
     for key in settings:
         name = f"config {key}"
         if pd.api.types.is_numeric_dtype(frame[name]):
             added[name] = st.column_config.NumberColumn(format="%.5g")
     st.dataframe(
-        frame.style.apply(lambda _: paint, subset=[MARK]),
+        components.marked(frame, [colours.get(name, "") for name in names]),
         key=key, hide_index=True, column_config=COLUMNS | added, placeholder="",
         height=min(390, 38 + 35 * len(frame)),
         on_select="rerun", selection_mode="multi-row",
@@ -95,7 +91,7 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
     sql = SQL
     if metrics:
         sql = METRIC_SQL.format(keys=", ".join(map(formatting.literal, metrics)))
-    components.export(frame.drop(columns=MARK), "runs", sql=sql)
+    components.export(frame, "runs", sql=sql)
 
 
 def table(

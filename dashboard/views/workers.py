@@ -49,9 +49,12 @@ def show() -> None:
 def _table() -> None:
     rows = []
     known = api.known_runs(tuple(sorted({w.run for w in api.workers() if w.run})))
+    colours = components.run_colours(known.values())
+    marks = []
     for w in sorted(api.workers(), key=lambda w: w.heartbeat_at, reverse=True):
         silent = not w.alive and w.state not in ("stopped", "failed")
         counters = " · ".join(f"{k} {v:,.6g}" for k, v in sorted(w.counters.items()))
+        marks.append(colours.get(w.run or "", ""))
         rows.append(
             {
                 "worker": w.id,
@@ -67,7 +70,7 @@ def _table() -> None:
                 "error": (w.last_error.strip().splitlines() or [""])[-1],
             }
         )
-    components.table(pd.DataFrame(rows), "workers", sql=SQL)
+    components.table(pd.DataFrame(rows), "workers", sql=SQL, colours=marks)
 
 
 def _commands(found: list[Any]) -> None:

@@ -1,6 +1,8 @@
 """The page of runs: a table that sorts, a selection that is in the address, curves with intervals,
 configs that differ, tags of many runs at once."""
 
+import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -101,6 +103,65 @@ def test_a_run_that_comes_moves_no_selection(
     check(drawn)
     assert address(drawn) == [runs[-1]]
     assert drawn.dataframe[0].value["⬤"].tolist() == ["", "⬤", "", "", ""]
+
+
+def marks(page: AppTest, table: int = 0, by: str = "run") -> dict[str, str]:
+    """Run → the colour of its mark in a table."""
+    element = page.dataframe[table]
+    found = re.findall(r"_row(\d+)_col0 \{\s*color: (#\w+)", element.proto.arrow_data.styler.styles)
+    names = element.value[by].tolist()
+    return {names[int(row)]: colour for row, colour in found}
+
+
+def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
+    """Name → colour of a chart."""
+    spec = page.get("vega_lite_chart")[chart].proto.spec
+    found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', spec)
+    return dict(zip(*map(json.loads, found[0]), strict=True))
+
+
+def test_fifty_runs_have_fifty_colours_which_are_the_same_on_every_page(
+    service, client: Client, name: str, page: Page
+) -> None:
+    names = [f"{name}-{i:02d}" for i in range(50)]
+    tags = [f"comparison:{name}"]
+    for i, run in enumerate(names):
+        config = {"dataset": name, "recipe": run, "lr": i}
+        client.create_run(run, "train", config=config, tags=tags)
+        client.log_metrics(run, [point("loss", step, 1.0) for step in range(2)])
+        client.patch_run(run, status="finished")
+    drawn = page("overview", service.url)
+    check(drawn)
+    newest = marks(drawn)
+    for run in names[::7]:
+        client.heartbeat(f"{run}-w", role="train", run=run)
+        client.create_run(f"{run}-eval", "eval", config={"env": name}, tags=tags)
+        client.create_evaluation(
+            run=f"{run}-eval", policy=f"{run}/1", env=name, seeds=[0], returns=[1.0], mean=1.0,
+            iqm=1.0, ci_low=1.0, ci_high=1.0,
+        )  # fmt: skip
+    whole: dict[str, str] = {}
+    for at in (0, 25):
+        drawn = page("runs", service.url, search=f"{name}-", run=names[at : at + 25])
+        check(drawn)
+        assert marks(drawn).items() <= (mine := scale(drawn)).items()
+        whole |= mine
+    assert list(whole) == names and len(set(whole.values())) == 50
+    assert len(newest) > 5 and newest.items() <= whole.items()
+    some = {run: whole[run] for run in names[::7]}
+    drawn = page("evaluation", service.url, env=name, comparison=name)
+    check(drawn)
+    assert some.items() <= scale(drawn).items(), "the comparison"
+    policies = {f"{run}/1": colour for run, colour in some.items()}
+    assert scale(drawn, 1) == policies, "the leaderboard"
+    assert marks(drawn, 0, "recipe").items() >= some.items()
+    drawn = page("workers", service.url)
+    check(drawn)
+    assert some.items() <= marks(drawn).items()
+    drawn = page("lineage", service.url, node=f"dataset:{name}")
+    check(drawn)
+    (drawing,) = drawn.get("graphviz_chart")
+    assert dict(re.findall(r'"run:(\S+)" \[.*color="(#\w+)"', drawing.proto.spec)) == whole
 
 
 def test_a_run_gets_a_title_which_tables_legends_and_the_search_have(
