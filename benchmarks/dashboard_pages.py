@@ -109,7 +109,7 @@ def fill(client: Client, runs: int, keys: int) -> None:
 
 
 def measure(tab: Tab, page: str, keys: int, repeats: int) -> list[dict[str, Any]]:
-    section = min(12, keys // 6)  # charts of the section that is open at first
+    section = min(4, keys // 6)  # charts of the section that is open at first
     cases = {
         "overview": ("/", 0),
         "runs": ("/runs", section),

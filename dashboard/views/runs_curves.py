@@ -19,9 +19,13 @@ AXES = {"step": "step (updates or episodes)", "time": "time since its start (min
 COUNTS = ("epoch", "epochs", "env_steps", "environment_steps", "inserted_steps", "frames")
 """Last parts of the keys of metrics that can be the horizontal axis."""
 CURVES = "_curves"
+FIRST = 4
+"""Number of curves drawn per section at first: twelve took the browser 3.3 seconds."""
 PER_SECTION = 12
-"""Number of curves drawn per section at a time."""
-OPEN = 10
+"""Number of curves drawn per section at a time, if all are asked for."""
+ALL = "all"
+"""Sections of which all curves are asked for: a key of the address."""
+OPEN = 6
 """Number of curves in sections that are expanded initially."""
 GRID = 150
 """Points of a mean: runs rarely have points at the same place."""
@@ -71,7 +75,7 @@ def draw(runs: list[Any], colours: dict[str, str]) -> None:
     drawn = 0
     for section, members in _sections(keys):
         # Expand the most used sections; the others are collapsed to keep the page short.
-        size = min(len(members), PER_SECTION)
+        size = min(len(members), PER_SECTION if _is_whole(section) else FIRST)
         folder = st.expander(
             f"{section} ({len(members)})", expanded=not drawn or drawn + size <= OPEN,
             key=f"section_{section}", on_change="rerun",
@@ -108,12 +112,7 @@ def _interest(section: str) -> tuple[int, str]:
 def _section(
     name: str, members: list[str], runs: list[Any], store: api.Curves, colours: dict[str, str]
 ) -> None:
-    pages = -(-len(members) // PER_SECTION)
-    key = f"section_page_{name}"
-    if st.session_state.get(key, 1) > pages:
-        st.session_state[key] = 1
-    number = st.pagination(pages, key=key) if pages > 1 else 1
-    shown = members[(number - 1) * PER_SECTION :][:PER_SECTION]
+    shown = _page(name, members) if _is_whole(name) else members[:FIRST]
     axis = st.session_state.get("x") or "step"
     wanted = shown if axis in AXES or axis in shown else [*shown, axis]
     series = {run.name: store.get(run, wanted) for run in runs}
@@ -134,6 +133,30 @@ def _section(
             st.vega_lite_chart(
                 *_chart(member, lines, axis, groups, colours, labels), key=f"curve_{member}"
             )
+    if len(members) > FIRST:
+        label = f"Show {FIRST}" if _is_whole(name) else f"Show all {len(members)}"
+        st.button(label, key=f"section_all_{name}", on_click=_turn, args=(name,))
+
+
+def _is_whole(section: str) -> bool:
+    return section in st.query_params.get_all(ALL)
+
+
+def _turn(section: str) -> None:
+    """Ask for all curves of a section, or no more."""
+    asked = st.query_params.get_all(ALL)
+    others = [name for name in asked if name != section]
+    st.query_params[ALL] = others if section in asked else [*others, section]
+
+
+def _page(section: str, members: list[str]) -> list[str]:
+    """Those of the page that the viewer chose."""
+    pages = -(-len(members) // PER_SECTION)
+    key = f"section_page_{section}"
+    if st.session_state.get(key, 1) > pages:
+        st.session_state[key] = 1
+    number = st.pagination(pages, key=key) if pages > 1 else 1
+    return members[(number - 1) * PER_SECTION :][:PER_SECTION]
 
 
 def _chart(

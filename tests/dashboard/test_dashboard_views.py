@@ -270,15 +270,32 @@ def test_only_open_sections_are_read_and_drawn(
     monkeypatch.setattr(api, "_series", spied)
     drawn = page("runs", service.url, run=name)
     check(drawn)
-    first = [f"loss/m{i:02d}" for i in range(12)]
-    assert asked == first
-    assert sorted(m.value for m in drawn.markdown) == [f"`{key}`" for key in first]
+    keys = [f"loss/m{i:02d}" for i in range(30)]
+
+    def shown() -> list[str]:
+        return sorted(m.value.strip("`") for m in drawn.markdown)
+
+    assert asked == shown() == keys[:4]
+    drawn.button(key="section_all_loss").click().run()
+    check(drawn)
+    assert shown() == keys[:12] and asked[4:] == keys[4:12]
     drawn.pagination(key="section_page_loss").set_value(3).run()
     check(drawn)
-    assert asked[12:] == [f"loss/m{i:02d}" for i in range(24, 30)]
+    assert asked[12:] == keys[24:] == shown()
+    assert drawn.query_params["all"] in ("loss", ["loss"])
+    linked = page("runs", service.url, run=name, all="loss")
+    check(linked)
+    assert linked.button(key="section_all_loss").label == "Show 4"
+    assert sorted(m.value.strip("`") for m in linked.markdown) == keys[:12]
+    asked.clear()
+    drawn.button(key="section_all_loss").click().run()
+    check(drawn)
+    assert shown() == keys[:4]
+    assert drawn.button(key="section_all_loss").label == "Show all 30"
     drawn.text_input(key="metric").set_value("OTHER/m07").run()
     check(drawn)
-    assert asked[18:] == ["other/m07"]
+    assert asked == ["other/m07"]
+    assert "section_all_other" not in {b.key for b in drawn.button}
     drawn.text_input(key="metric").set_value("nothing like this").run()
     assert "None of 60 metrics" in texts(drawn)
 
