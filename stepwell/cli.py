@@ -52,6 +52,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "estimate": Command(
             "trainer.estimate:main", "value of a run's policies, without an environment", "trainer"
         ),
+        "reproduce": Command(
+            "trainer.reproduce:main", "train a run again, and compare its curves", "trainer"
+        ),
         "compare": Command(
             "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"
         ),

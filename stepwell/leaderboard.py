@@ -23,7 +23,9 @@ from stepwell.confidence_intervals import (
 from stepwell.messages import Evaluation
 from stepwell.reference_scores import REFERENCE_SCORES, normalised_score, reference_family
 
-NAMES = ("seed", "run", "output", "tags", "notes", "parent", "claim", "origins")
+NAMES = (
+    "seed", "run", "output", "tags", "notes", "parent", "claim", "origins", "versions", "hardware",
+)  # fmt: skip
 """Parts of a run's config in which two training seeds of one experiment may differ."""
 Pick = Literal["newest", "best"]
 

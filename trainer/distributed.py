@@ -6,8 +6,12 @@ Values are sent as JSON in tensors, never as pickles.
 from __future__ import annotations
 
 import json
+import platform
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,36 @@ from accelerate import Accelerator
 
 from stepwell.errors import StepwellError
 from trainer.errors import ElsewhereError
+
+PACKAGES = ("accelerate", "numpy", "stepwell", "torch")
+"""Packages whose versions a run records, beside Python's."""
+
+
+def package_versions() -> dict[str, str]:
+    """The version of Python and of each of `PACKAGES` that is installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def hardware(device: torch.device, processes: int = 1) -> str:
+    """What computes: the model of the GPU or CPU, and of how many processes each has one."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{_cpu_model()} ({device.type})"
+    return name if processes == 1 else f"{processes} x {name}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 class World:

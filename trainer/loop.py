@@ -110,7 +110,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             return found
 
         def select() -> str:
-            return create_snapshot(client, config, holder)
+            return info.snapshot or create_snapshot(client, config, holder)
 
         said = False
 

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -95,11 +95,6 @@ def require_dataset(config: TrainConfig) -> None:
 
 def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, which may be one of several."""
-    # Imported after --help and command-line errors are handled: torch takes seconds to load.
-    import torch
-    import torch.distributed as dist
-
-    from trainer.loop import RunInfo, train
 
     def echo(text: str) -> None:
         if not quiet:
@@ -109,14 +104,31 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
         echo(f"  {line}")
     if unused := without_effect(resolved):
         echo(f"warning: settings without effect, because agent.critic is off: {', '.join(unused)}")
+    command = ["stepwell", "train", *words]
+    with Client() as client:
+        return train_here(resolved.config, client, echo, origins=resolved.origins, command=command)
+
+
+def train_here(
+    config: TrainConfig,
+    client: Client,
+    echo: Callable[[str], None],
+    *,
+    origins: dict[str, str],
+    command: Sequence[str],
+    **info: str,
+) -> int:
+    """Train in this process by `command`; returns the exit status. `info`: fields of `RunInfo`."""
+    # Imported after --help and command-line errors are handled: torch takes seconds to load.
+    import torch
+    import torch.distributed as dist
+
+    from trainer.loop import RunInfo, train
+
+    words = shlex.join(command)[:4096]
+    about = RunInfo(origins=origins, git_commit=git_commit(), command=words, **info)
     try:
-        with Client() as client:
-            info = RunInfo(
-                origins=resolved.origins,
-                git_commit=git_commit(),
-                command=shlex.join(["stepwell", "train", *words])[:4096],
-            )
-            train(resolved.config, client, info, echo)
+        train(config, client, about, echo)
     except KeyboardInterrupt:
         echo("stopped at once; the last checkpoint stands")
         return 130

@@ -28,7 +28,7 @@ from stepwell.outbox import Outbox
 from trainer.config import TrainConfig
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.derived import Derived
-from trainer.distributed import World
+from trainer.distributed import World, hardware, package_versions
 from trainer.errors import TrainerError
 from trainer.health import Alarm
 from trainer.publish import copy_path, publish
@@ -55,6 +55,10 @@ class RunInfo:
     origins: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
     command: str = ""
+    parent: str = ""
+    """The run that this one reproduces."""
+    snapshot: str = ""
+    """Train on this snapshot instead of the selection of the config."""
 
 
 class RunReporter:
@@ -125,6 +129,8 @@ class RunReporter:
                 **self.config.to_dict(),
                 "origins": self.info.origins,
                 "kernels": self.kernels,
+                "versions": package_versions(),
+                "hardware": hardware(self.world.device, self.world.size),
             },
             "seed": self.config.seed,
             "git_commit": self.info.git_commit,
@@ -133,6 +139,8 @@ class RunReporter:
             "command": self.info.command,
             "tags": list(self.config.tags),
         }
+        if self.info.parent:
+            row["parent"] = self.info.parent
         claim = _claim(self.home)
         row["config"]["claim"] = claim
         try:

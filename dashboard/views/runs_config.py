@@ -59,7 +59,7 @@ def groups(runs: list[Any], by: str) -> dict[str, list[str]]:
             found.setdefault(f"{leaf} = {text(config.get(by))}", []).append(name)
         return found
     kept = {
-        name: {k: v for k, v in config.items() if k.split(".")[-1] not in api.SEED_NAMES}
+        name: {k: v for k, v in config.items() if not api.SEED_NAMES & {*k.split(".")}}
         for name, config in configs.items()
     }
     differ = differing(kept)
