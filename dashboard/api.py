@@ -42,7 +42,7 @@ from stepwell.comparison import (
     recipe_rows,
 )
 from stepwell.confidence_intervals import bootstrap_mean_curve
-from stepwell.doctor import Report
+from stepwell.doctor import Repair, Report
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
 from stepwell.leaderboard import Pick, Standing, run_of
 from stepwell.lineage import Lineage, read_lineage
@@ -56,6 +56,7 @@ from stepwell.messages import (
     Run,
     RunPage,
     Series,
+    Version,
 )
 from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
@@ -338,6 +339,15 @@ def improvements(row: Standing, others: list[Standing]) -> dict[str, str]:
 def diagnose(dataset: str, progress: Callable[[int, int, str], object]) -> Report:
     """All checks of the doctor; never cached, as it is asked for by a button."""
     return doctor.diagnose(client(), dataset, progress=progress)
+
+
+def plan_repair(report: Report, kinds: list[str]) -> Repair:
+    """What a version without the trajectories of these findings would be."""
+    return doctor.plan_repair(client(), report, kinds=kinds)
+
+
+def make_version(repair: Repair, name: str) -> Version:
+    return doctor.make_version(client(), repair, name)
 
 
 @read(10)

@@ -244,7 +244,7 @@ class CreateVersion(Request):
     """Freeze a selection of a dataset's trajectories under a name, for ever."""
 
     name: Name
-    where: Annotated[str, StringConstraints(max_length=20_000)] | None = None
+    where: Annotated[str, StringConstraints(max_length=100_000)] | None = None
     """SQL condition over `trajectories`; without it, all trajectories of the dataset."""
     description: Text = ""
     licence: Text = ""

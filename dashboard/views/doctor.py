@@ -9,6 +9,7 @@ import streamlit as st
 from dashboard import api, components, formatting
 
 REPORT = "_doctor_report"
+PLAN = "_doctor_plan"
 MARKS = {
     "error": (":material/error:", "red"),
     "warning": (":material/warning:", "orange"),
@@ -16,7 +17,7 @@ MARKS = {
 }
 
 
-@components.view("Doctor", "Looks for what is wrong with a dataset. Nothing is changed.")
+@components.view("Doctor", "Looks for what is wrong with a dataset, and makes versions without it.")
 def show() -> None:
     names = [d.name for d in api.datasets()]
     if not names:
@@ -41,6 +42,7 @@ def show() -> None:
 
 def _check(name: str) -> None:
     bar = st.progress(0.0, "asking")
+    st.session_state.pop(PLAN, None)
     st.session_state[REPORT] = api.diagnose(
         name, lambda done, total, what: bar.progress(done / total, what.replace("_", " "))
     )
@@ -59,6 +61,40 @@ def _draw(report: Any) -> None:
         _finding(report.dataset, finding)
     for kind, why in report.failed.items():
         st.warning(f"{kind} was not checked: {why}")
+    if any(finding.leave_out for finding in report.findings):
+        _repair(report)
+
+
+def _repair(report: Any) -> None:
+    """Choose findings, see what a version without them would be, make it."""
+    can = [f for f in report.findings if f.leave_out]
+    with st.container(border=True):
+        st.markdown("**Make a version without these**")
+        kinds = st.multiselect(
+            "Findings", [f.kind for f in can], [f.kind for f in can if f.severity != "note"],
+            key="repair_kinds",
+        )  # fmt: skip
+        if st.button("Preview", key="repair_preview", disabled=not kinds):
+
+            def plan() -> None:
+                st.session_state[PLAN] = (kinds, api.plan_repair(report, kinds))
+
+            components.attempt(plan, "counted")
+        chosen, plan_made = st.session_state.get(PLAN, (None, None))
+        if plan_made is None or chosen != kinds or plan_made.dataset != report.dataset:
+            return
+        out = formatting.pluralize(plan_made.count, "trajectory", "trajectories")
+        left = formatting.pluralize(plan_made.trajectories, "trajectory", "trajectories")
+        steps = formatting.pluralize(plan_made.steps, "step")
+        st.text(f"{out} left out; {left}, {steps} remain")
+        named = ", ".join(f"{kind} {n:,}" for kind, n in plan_made.left_out.items())
+        st.caption(f"Named by findings: {named}")
+        for kind, why in plan_made.not_repaired.items():
+            st.warning(f"{kind}: {why}")
+        name = st.text_input("Name of the version", "clean", key="repair_name")
+        if st.button("Make a version without these", type="primary", key="repair_go"):
+            made = f"version {report.dataset}@{name} made"
+            components.attempt(lambda: api.make_version(plan_made, name), made)
 
 
 def _finding(dataset: str, finding: Any) -> None:

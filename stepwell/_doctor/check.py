@@ -10,6 +10,7 @@ from stepwell._sql import literal, quoted
 from stepwell.spaces import Box, EnvSpec, Space
 
 Severity = Literal["error", "warning", "note"]
+LEAVE_OUT = "leave out"
 MOST_NUMBERS = 64
 """Of a step, that are looked at one by one."""
 
@@ -20,8 +21,12 @@ class Subject:
 
     name: str
     spec: EnvSpec
+    chosen: str = ""
+    """A condition over `trajectories`, such as that of a version; empty: all of the dataset."""
     one_in: int = 1
     """Steps of one in so many trajectories are read."""
+    part: int = 0
+    """Which of these parts, from 0."""
     row_count: int = 0
     """Steps that are read, about."""
     ordered: bool = False
@@ -31,13 +36,46 @@ class Subject:
     @property
     def trajectories(self) -> str:
         """A FROM item: its living trajectories."""
+        return "chosen" if self.chosen else self.all_trajectories
+
+    @property
+    def all_trajectories(self) -> str:
+        """A FROM item: those of the dataset, also where a part of it is examined."""
         return f"(select * from trajectories where dataset = {literal(self.name)})"
 
     @property
     def steps(self) -> str:
         """A FROM item: the steps that are read."""
-        where = f" where hash(trajectory_id) % {self.one_in} = 0" if self.one_in > 1 else ""
-        return f"(select * from {quoted(self.name)}.steps{where})"
+        return self._steps("trajectory_id in (select id from chosen)")
+
+    @property
+    def steps_and_eval(self) -> str:
+        """The same, with those of all evaluation episodes of the dataset."""
+        evaluated = f"select id from {self.all_trajectories} where purpose = 'eval'"
+        return self._steps(f"trajectory_id in (select id from chosen union all {evaluated})")
+
+    @property
+    def steps_table(self) -> str:
+        return f"{quoted(self.name)}.steps"
+
+    def _steps(self, chosen: str) -> str:
+        sampled = f"hash(trajectory_id) % {self.one_in} = {self.part}"
+        conditions = [chosen] * bool(self.chosen) + [sampled] * (self.one_in > 1)
+        where = f" where {' and '.join(conditions)}" if conditions else ""
+        return f"(select * from {self.steps_table}{where})"
+
+    def scoped(self, query: str) -> str:
+        """A query of a check with the table `chosen`, where a part of the dataset is examined."""
+        if not self.chosen:
+            return query
+        # On its own line, as it may end with a comment.
+        head = f"""with chosen as not materialized (
+  select * from trajectories where dataset = {literal(self.name)} and (
+{self.chosen}
+))"""
+        if query.startswith("with "):
+            return f"{head},\n{query.removeprefix('with ')}"
+        return f"{head}\n{query}"
 
     @property
     def over(self) -> str:
@@ -92,8 +130,8 @@ class Check:
     says: str
     """In plain words; `{n}` stands for how many trajectories, `{what}` for the first one's."""
     query: Query
-    repair: str = "leave out"
-    """leave out: flag them, and select without; else a sentence."""
+    repair: str = LEAVE_OUT
+    """A version without them, or a sentence."""
 
 
 def named(conditions: list[tuple[str, str]]) -> str:

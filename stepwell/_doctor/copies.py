@@ -9,7 +9,7 @@ START = 10
 MOST_HASHES = 150_000
 
 
-def _contents(s: Subject) -> str:
+def _contents(steps: str) -> str:
     """Common tables: c, a number for the content of each trajectory and one for its start; and
     small, whether trajectories share their start by chance, as in a corridor or on a grid."""
     # md5, because DuckDB's own hash mixes several values too weakly to be summed over steps.
@@ -17,7 +17,7 @@ def _contents(s: Subject) -> str:
   select trajectory_id as id, t, is_last,
     md5_number_lower(concat(t, '/', hash(obs), '/', hash(action), '/', hash(reward))) as whole,
     md5_number_lower(concat(t, '/', hash(obs), '/', hash(action))) as start
-  from {s.steps}),
+  from {steps}),
 c as (
   select id, count(*) as rows, sum(whole) as content, sum(start) filter (t < {START}) as start
   from h group by id),
@@ -30,15 +30,18 @@ small as (
 
 
 def _duplicate(s: Subject) -> str:
-    return f"""with {_contents(s)}
-select id, 'as ' || min(id) over (partition by content) as what from c, small
-where rows > {START} and not is_small
-qualify row_number() over (partition by content order by id) > 1"""
+    # Of copies the first one stays; evaluation episodes come first, as the others leak from them.
+    return f"""with {_contents(s.steps)},
+p as (select c.id, content, purpose from c join {s.trajectories} t on t.id = c.id, small
+  where rows > {START} and not is_small)
+select id, 'as ' || first(id) over w as what from p
+window w as (partition by content order by purpose, id)
+qualify row_number() over w > 1"""
 
 
 def _content_leak(s: Subject) -> str:
-    return f"""with {_contents(s)},
-p as (select c.id, content, purpose from c join {s.trajectories} t on t.id = c.id, small
+    return f"""with {_contents(s.steps_and_eval)},
+p as (select c.id, content, purpose from c join {s.all_trajectories} t on t.id = c.id, small
   where rows > {START} and not is_small)
 select id, '' as what from p where purpose = 'train'
   and content in (select content from p where purpose = 'eval')"""
@@ -48,20 +51,24 @@ def _near_duplicate(s: Subject) -> str:
     # Of large data, a part of the steps is compared: chosen by content, so equal ones are chosen
     # in both trajectories.
     part = max(1, s.row_count // MOST_HASHES)
-    return f"""with {_contents(s)},
-part_of as (
+    return f"""with {_contents(s.steps)},
+part_of as materialized (
   select trajectory_id as id, md5_number_lower(concat(hash(obs), '/', hash(action))) as h
   from {s.steps} where not is_last and hash(obs) % {part} = 0),
 shared as (
-  select min(id) as a, max(id) as b from part_of group by h having min(id) <> max(id)),
+  select h, min(id) as a from part_of group by h having min(id) <> max(id)),
 pairs as (
-  select a, b, count(*) * {part} as n from shared group by a, b
-  having count(*) >= 3 and count(*) * {part} >= {START})
-select b as id, 'about ' || max(n) || ' steps of ' || arg_max(a, n) as what
-from pairs join c x on x.id = a join c y on y.id = b, small
+  select a, id as b, count(*) * {part} as n from shared join part_of using (h) where id <> a
+  group by all having count(*) >= 3 and count(*) * {part} >= {START}),
+ordered as (
+  select if(a.purpose = 'train' and b.purpose = 'eval', a.id, b.id) as copy,
+    if(a.purpose = 'train' and b.purpose = 'eval', b.id, a.id) as original, n
+  from pairs p join {s.trajectories} a on a.id = p.a join {s.trajectories} b on b.id = p.b)
+select copy as id, 'about ' || max(n) || ' steps of ' || arg_max(original, n) as what
+from ordered join c x on x.id = original join c y on y.id = copy, small
 where x.content <> y.content and not is_small
   and (select count(*) from shared) < 0.3 * (select count(distinct h) from part_of)
-group by b"""
+group by copy"""
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""`stepwell doctor`: what is wrong with a dataset, the SQL that shows it, and what to do."""
+"""`stepwell doctor`: what is wrong with a dataset, the SQL that shows it, and its repair."""
 
 from __future__ import annotations
 
@@ -8,28 +8,49 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stepwell.commands import common
-from stepwell.doctor import CHECKS, SEVERITIES, Finding, Report, diagnose
+from stepwell.doctor import (
+    CHECKS,
+    SEVERITIES,
+    Finding,
+    Repair,
+    Report,
+    diagnose,
+    make_version,
+    plan_repair,
+)
 
 ABOUT = """\
 Look for what is wrong with a dataset: ends, jumps within episodes, copies, numbers and rewards far
 from all others, last observations of other episodes, leaks into the evaluation.
 
-Each finding has the SQL that shows it, and what to do. Nothing is changed."""
+Each finding has the SQL that shows it, and what to do. Nothing is changed; --repair NAME makes a
+version of the dataset without the trajectories in which the findings are."""
 EXAMPLES = """\
   stepwell doctor hopper
   stepwell doctor hopper --severity error
-  stepwell doctor hopper --sql"""
+  stepwell doctor hopper@v3 --sql
+  stepwell doctor hopper --repair clean
+  stepwell doctor hopper --repair no-copies --findings duplicate,near_duplicate"""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("doctor", ABOUT, EXAMPLES)
-    parser.add_argument("dataset")
+    parser.add_argument("dataset", metavar="DATASET[@VERSION]")
     parser.add_argument(
-        "--severity", choices=SEVERITIES, default="note", help="the least to show (default note)"
+        "--severity", choices=SEVERITIES,
+        help="the least to show (default note), or to repair (default warning)",
+    )  # fmt: skip
+    parser.add_argument("--findings", metavar="A,B", help="of these kinds only")
+    parser.add_argument(
+        "--repair", metavar="NAME", help="make the version NAME without these trajectories"
     )
     parser.add_argument("--sql", action="store_true", help="print the SQL of each finding")
     common.add_connection(parser)
     args = parser.parse_args(argv)
+    kinds = [kind for kind in (args.findings or "").split(",") if kind]
+    unknown = sorted(set(kinds) - {check.kind for check in CHECKS})
+    if unknown:
+        parser.error(f"no such finding: {', '.join(unknown)} (docs/doctor.md lists them)")
     console = Console(stderr=True)
     with (
         common.connect(args) as client,
@@ -37,17 +58,38 @@ def main(argv: list[str] | None = None) -> int:
     ):
         task = bar.add_task("checking", total=len(CHECKS))
 
-        def show(done: int, _: int, what: str) -> None:
-            bar.update(task, completed=done, description=what)
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
 
-        report = diagnose(client, args.dataset, progress=show)
-    most = SEVERITIES.index(args.severity)
+        checks = tuple(check for check in CHECKS if not kinds or check.kind in kinds)
+        report = diagnose(client, args.dataset, checks=checks, progress=show)
+        if args.repair:
+            repair = plan_repair(
+                client, report, kinds=kinds, severity=args.severity or "warning", progress=show
+            )
+            version = make_version(client, repair, args.repair)
+    if args.repair:
+        if args.json:
+            common.print_json(dataclasses.asdict(repair) | {"version": version.version})
+        else:
+            _print_repair(repair, version.version)
+        return 0
+    most = SEVERITIES.index(args.severity or "note")
     shown = [f for f in report.findings if SEVERITIES.index(f.severity) <= most]
     if args.json:
         common.print_json(dataclasses.asdict(report) | {"findings": shown})
     else:
         _print(report, shown, sql=args.sql)
     return 1 if any(f.severity != "note" for f in shown) else 0
+
+
+def _print_repair(repair: Repair, version: str) -> None:
+    print(f"{version}: {repair.trajectories:,} trajectories, {repair.steps:,} steps")
+    print(f"left out: {repair.count:,} trajectories")
+    for kind, count in repair.left_out.items():
+        print(f"  {kind}: {count:,}")
+    for kind, why in repair.not_repaired.items():
+        print(f"not repaired: {kind}: {common.printable(why)}")
 
 
 def _print(report: Report, shown: list[Finding], *, sql: bool) -> None:

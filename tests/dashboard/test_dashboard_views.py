@@ -750,7 +750,14 @@ def test_the_doctor_shows_what_it_found_with_its_sql(
     drawn.button(key="check").click().run()
     check(drawn)
     assert "open end" in texts(drawn) and "1 trajectory" in texts(drawn)
-    assert any("stepwell trajectories label" in code.value for code in drawn.code)
+    assert any("--repair without-open-end" in code.value for code in drawn.code)
     shown = next(c.value for c in drawn.code if "not terminated and not truncated" in c.value
                  and c.value.startswith("select"))  # fmt: skip
     assert len(client.sql(shown).rows) == 1
+    drawn.multiselect(key="repair_kinds").set_value(["open_end"]).run()
+    drawn.button(key="repair_preview").click().run()
+    check(drawn)
+    assert "1 trajectory left out; 2 trajectories, 6 steps remain" in texts(drawn)
+    drawn.button(key="repair_go").click().run()
+    check(drawn)
+    assert client.version(f"{name}@clean").statistics.trajectories == 2

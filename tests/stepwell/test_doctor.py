@@ -10,8 +10,8 @@ import pytest
 
 from stepwell import Box, Client, EnvSpec
 from stepwell.cli import main
-from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose
-from stepwell.errors import NotFound
+from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose, plan_repair
+from stepwell.errors import InvalidData, NotFound
 from tests.stepwell.doctor_corpus import CLEAN, PLANTS, Episode, Plant, make
 
 pytestmark = pytest.mark.timeout(600)
@@ -80,13 +80,82 @@ def test_a_repair_works_as_it_is_written(client: Client, service, name: str, cap
     next(p for p in PLANTS if p.kind == "duplicate").change(episodes)
     store(client, name, CLEAN["pendulum"][1], episodes)
     (finding,) = [f for f in diagnose(client, name).findings if f.kind == "duplicate"]
-    label, train = shlex.split(finding.repair.replace("\n", " ")), finding.repair.split("--where")
-    words = shlex.split(finding.repair)
-    split = words.index("stepwell", 1)
-    assert main([*words[1:split], "--url", service.url]) == 0
-    where = words[words.index("--where", split) + 1]
-    assert client.create_snapshot(dataset=name, where=where).trajectories == len(episodes) - 5
-    assert label and len(train) == 3
+    doctor, train = (shlex.split(line) for line in finding.repair.splitlines())
+    assert main([*doctor[1:], "--url", service.url]) == 0
+    assert "left out: 1 trajectories\n  duplicate: 1" in capsys.readouterr().out
+    version = client.version(train[-1])
+    evaluated = sum(episode.get("purpose") == "eval" for episode in episodes)
+    assert version.statistics.trajectories == len(episodes) - evaluated - 1
+    assert "duplicate 1" in version.description and not version.include_eval
+
+
+def test_a_repaired_version_has_no_finding_and_can_itself_be_repaired(
+    client: Client, service, name: str, capsys
+) -> None:
+    episodes = make("pendulum")
+    wrong = [
+        *(next(p for p in PLANTS if (p.kind, p.base) == ("teleport", "pendulum")).change(episodes)),
+        *(
+            next(p for p in PLANTS if (p.kind, p.base) == ("early_truncation", "pendulum")).change(
+                episodes
+            )
+        ),
+    ]
+    ids = store(client, name, CLEAN["pendulum"][1], episodes)
+    url = ("--url", service.url)
+    assert main(["doctor", name, "--repair", "a", "--findings", "teleport,overlap", *url]) == 0
+    assert main(["doctor", f"{name}@a", "--severity", "warning", *url]) == 1
+    said = capsys.readouterr().out
+    assert "early_truncation" in said and "teleport" not in said.split(f"{name}@a", 2)[-1]
+    assert main(["doctor", f"{name}@a", "--repair", "b", *url]) == 0
+    assert main(["doctor", f"{name}@b", "--severity", "warning", *url]) == 0
+    version = client.version(f"{name}@b")
+    assert version.parent == f"{name}@a" and "teleport" not in version.description
+    kept = {str(row[0]) for row in client.sql(version.select, dataset=name, limit=1000).rows}
+    train = {i for i, e in zip(ids, episodes, strict=True) if e.get("purpose") != "eval"}
+    assert kept == train - {ids[i] for i in wrong}
+
+
+def test_what_leaving_out_cannot_repair_is_said(client: Client, service, name: str, capsys) -> None:
+    episodes = make("pendulum")
+    next(p for p in PLANTS if p.kind == "last_is_zero" and p.where == "all").change(episodes)
+    store(client, name, CLEAN["pendulum"][1], episodes)
+    only = tuple(check for check in CHECKS if check.kind in ("last_is_zero", "duplicate"))
+    (finding,) = diagnose(client, name, checks=only).findings
+    assert finding.wholesale and not finding.leave_out
+    assert f"(nearly) all trajectories ({len(episodes)})" in finding.message
+    command = ["doctor", name, "--repair", "clean", "--url", service.url]
+    assert main([*command, "--findings", "last_is_zero"]) == 2
+    said = capsys.readouterr().err
+    assert "can be left out" in said and "leaving out is no repair" in said
+    assert client.versions(name) == []
+
+
+def test_an_empty_version_is_refused(client: Client, service, name: str, capsys) -> None:
+    spec = EnvSpec.of(Box((1,)), Box((1,)))
+    episode = dict(obs=np.ones((3, 1), np.float32), actions=np.ones((2, 1), np.float32))
+    store(client, name, spec, [episode | {"rewards": np.ones(2, np.float32)}] * 2)
+    command = ["doctor", name, "--repair", "clean", "--findings", "open_end"]
+    assert main([*command, "--url", service.url]) == 2
+    assert f"nothing of {name} would be left" in capsys.readouterr().err
+    report = diagnose(client, name)
+    with pytest.raises(InvalidData, match="no such finding: typo"):
+        plan_repair(client, report, kinds=["typo"])
+    assert client.versions(name) == []
+
+
+@pytest.mark.parametrize("kind", ["teleport", "duplicate"])
+def test_a_plan_names_the_trajectories_of_the_finding(client: Client, name: str, kind: str) -> None:
+    episodes = make("pendulum")
+    (wrong,) = next(p for p in PLANTS if p.kind == kind and p.base == "pendulum").change(episodes)
+    ids = store(client, name, CLEAN["pendulum"][1], episodes)
+    whole = diagnose(client, name, checks=tuple(c for c in CHECKS if c.kind == kind))
+    plan = plan_repair(client, whole)
+    assert (plan.count, plan.left_out) == (1, {kind: 1})
+    (row,) = client.sql(
+        f"select id from trajectories where dataset = ? and not ({plan.where})", [name]
+    ).rows
+    assert row[0] == ids[wrong]
 
 
 def test_infos_that_are_not_finite_are_noted(client: Client, name: str) -> None:
@@ -115,7 +184,11 @@ def test_the_command_names_what_it_finds(client: Client, service, name: str, cap
     store(client, name, CLEAN["lander"][1], episodes)
     assert main(["doctor", name, "--url", service.url, "--severity", "warning"]) == 1
     said = capsys.readouterr().out
-    assert "warning" in said and "open_end" in said and "stepwell trajectories label" in said
+    assert (
+        "warning" in said
+        and "open_end" in said
+        and f"stepwell doctor {name} --repair without-open-end" in said
+    )
     assert main(["doctor", name, "--url", service.url, "--severity", "error"]) == 0
     assert "nothing" in capsys.readouterr().out
     assert main(["doctor", "nobody", "--url", service.url]) == 1

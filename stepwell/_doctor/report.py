@@ -1,0 +1,143 @@
+"""All checks on a dataset: what they find, with the SQL that shows it and what to do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from stepwell._doctor import copies, rewards, step_changes, trajectory_checks, values
+from stepwell._doctor.asking import MOST_STEPS, ask, subject_of
+from stepwell._doctor.check import LEAVE_OUT, Check, Severity, Subject
+from stepwell._plural import pluralize
+from stepwell.client import Client
+from stepwell.errors import BadRequest, ServiceError, ServiceUnreachable
+from stepwell.messages import split_version
+
+CHECKS = (
+    *trajectory_checks.CHECKS,
+    *copies.CHECKS,
+    *step_changes.CHECKS,
+    *values.CHECKS,
+    *rewards.CHECKS,
+)
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+EXAMPLES = 5
+NEARLY_ALL = 0.9
+"""Of the trajectories: from here on a defect is one of the dataset."""
+FEWEST = 8
+"""Of fewer trajectories it is not said that all have a defect."""
+REMAKE = (
+    "leaving out is no repair, as hardly any trajectory would be left: mend how the data are made "
+    "or imported, then import them again"
+)
+
+Progress = Callable[[int, int, str], object]
+"""Is told how many are done, of how many, and what is next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kind of defect in a dataset."""
+
+    kind: str
+    severity: Severity
+    message: str
+    trajectories: int
+    """How many are concerned; 0: none in particular."""
+    examples: list[str]
+    """Ids of the first ones."""
+    sql: str
+    """Shows them: columns id and what."""
+    repair: str
+    """What to do, as commands or in words."""
+    leave_out: bool
+    """Whether a version without these trajectories repairs it."""
+    wholesale: bool
+    """It is a defect of the dataset: of nearly all trajectories, or of none in particular."""
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of all checks."""
+
+    dataset: str
+    """Or a version of one, such as "hopper@v3"."""
+    trajectories: int
+    steps: int
+    one_in: int
+    """Steps of one in so many trajectories were read."""
+    findings: list[Finding] = field(default_factory=list)
+    """Errors first."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Check -> why it could not be made."""
+
+
+def diagnose(
+    client: Client,
+    dataset: str,
+    *,
+    checks: tuple[Check, ...] = CHECKS,
+    most_steps: int = MOST_STEPS,
+    progress: Progress | None = None,
+) -> Report:
+    """Run all checks on a dataset, or on a version of it. A check that the service refuses, for
+    instance because it takes longer than a minute, is named in `failed`, and the others are run.
+
+    Raises `NotFound` for an unknown dataset or version.
+    """
+    subject, count, steps = subject_of(client, dataset, most_steps)
+    report = Report(dataset, count, steps, subject.one_in)
+    for done, check in enumerate(checks):
+        if progress is not None:
+            progress(done, len(checks), check.kind)
+        try:
+            finding = _examine(client, check, subject, dataset, count)
+        except ServiceUnreachable:
+            raise
+        except (BadRequest, ServiceError) as error:
+            report.failed[check.kind] = str(error).splitlines()[0]
+            continue
+        if finding is not None:
+            report.findings.append(finding)
+    report.findings.sort(key=lambda f: SEVERITIES.index(f.severity))
+    return report
+
+
+def _examine(
+    client: Client, check: Check, subject: Subject, dataset: str, count: int
+) -> Finding | None:
+    """The finding of one check, or None; the dataset has `count` trajectories."""
+    answer = ask(client, check.query, subject)
+    if answer is None or not answer.rows:
+        return None
+    ids = list(dict.fromkeys(str(row[0]) for row in answer.rows if row[0] is not None))
+    one_in = answer.subject.one_in if subject.steps_table in answer.query else 1
+    wholesale = not ids or len(ids) >= max(FEWEST, NEARLY_ALL * count / one_in)
+    n = pluralize(len(ids), "trajectory", "trajectories")
+    if ids and wholesale:
+        n = f"(nearly) all trajectories ({len(ids):,})"
+    message = check.says.format(n=n, what=answer.rows[0][1])
+    if one_in > subject.one_in:
+        message += f" (of one in {one_in} trajectories)"
+    leave_out = check.repair == LEAVE_OUT and not wholesale
+    repair = check.repair
+    if repair == LEAVE_OUT:
+        repair = _commands(check.kind, dataset) if leave_out else REMAKE
+    return Finding(
+        check.kind, check.severity, message, len(ids), ids[:EXAMPLES], answer.query, repair,
+        leave_out, wholesale,
+    )  # fmt: skip
+
+
+def _commands(kind: str, dataset: str) -> str:
+    """Make a version without the trajectories of a finding, and train on it."""
+    name = f"without-{kind.replace('_', '-')}"
+    version = f"{split_version(dataset)[0]}@{name}"
+    return (
+        f"stepwell doctor {shlex.quote(dataset)} --repair {name} --findings {kind}\n"
+        f"stepwell train offline --dataset {shlex.quote(version)}"
+    )
