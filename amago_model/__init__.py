@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from amago_model.agent import Agent, make_agent
     from amago_model.data.batch import Batch, decode_action, encode_action, previous_features
     from amago_model.losses.loss_inputs import LossInputs
-    from amago_model.policy_file import load_policy, save_policy
+    from amago_model.policy_file import load_agent, load_policy, save_policy
     from amago_model.values import Values, get_values
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "decode_action",
     "encode_action",
     "get_values",
+    "load_agent",
     "load_policy",
     "make_agent",
     "multitask",
@@ -70,7 +71,7 @@ _WITH_TORCH = {
     "agent": ("Agent", "make_agent"),
     "data.batch": ("Batch", "decode_action", "encode_action", "previous_features"),
     "losses.loss_inputs": ("LossInputs",),
-    "policy_file": ("load_policy", "save_policy"),
+    "policy_file": ("load_agent", "load_policy", "save_policy"),
     "values": ("Values", "get_values"),
 }
 _MODULE = {name: module for module, names in _WITH_TORCH.items() for name in names}

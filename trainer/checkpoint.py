@@ -9,7 +9,7 @@
 Nothing is pickled. Sample order, noise and the step size are functions of (seed, update), so no
 generator state is stored.
 
-`load_agent` restores the complete agent, with the critics, which policy files do not contain.
+`load_agent` restores the complete agent, as it was in training.
 """
 
 from __future__ import annotations

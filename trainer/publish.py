@@ -1,4 +1,4 @@
-"""Publish policies: only the weights needed for acting, as immutable versions.
+"""Publish policies: the weights for acting and of the critics, as immutable versions.
 
     outbox/…-<version>-….policy        waits for the service (stepwell/outbox.py)
     policies/50.safetensors            a copy; the newest three stay

@@ -24,7 +24,9 @@ class Bins(nn.Module):
         super().__init__()
         self.config = config
         self.labels = config if isinstance(config, HLGaussCriticConfig) else None
-        ends = torch.tensor([config.min_return, config.max_return], dtype=torch.float64)
+        ends = torch.tensor(
+            [config.min_return, config.max_return], dtype=torch.float64, device="cpu"
+        )
         low, high = (symlog(ends) if config.symlog else ends).tolist()
         self.width = (high - low) / (config.n_bins - 1)
         # Not saved: the config determines them.

@@ -1,4 +1,4 @@
-"""Policies: published acting weights, addressed as run/version, immutable.
+"""Policies: published weights, addressed as run/version, immutable.
 
     PUT  body → file → one index row → 201 (files.py)
          the same bytes again → 200; other bytes under that version → 409

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 
@@ -16,8 +17,11 @@ from amago_model import (
     AmagoError,
     GRUConfig,
     IdentityConfig,
+    LossConfig,
     PolicyFileError,
     TransformerConfig,
+    get_values,
+    load_agent,
     load_policy,
     save_policy,
 )
@@ -104,9 +108,73 @@ def test_a_policy_survives_its_file(make_spaces, make_config, make_batch, tmp_pa
             assert torch.equal(policy.state_dict()[name], tensor), name
 
 
-def test_a_policy_file_holds_acting_weights_only(make_spaces, make_config) -> None:
-    tensors = load_tensors(save_policy(Agent(make_config(), make_spaces())))
-    assert {name.split(".")[0] for name in tensors} == {"timestep_encoder", "actor"}
+def test_a_policy_file_holds_acting_weights_and_of_an_agent_the_critics(
+    make_spaces, make_config
+) -> None:
+    agent = Agent(make_config(), make_spaces())
+    acting = load_tensors(save_policy(agent.policy))
+    assert {name.split(".")[0] for name in acting} == {"timestep_encoder", "actor"}
+    more = load_tensors(save_policy(agent)).keys() - acting.keys()
+    parts = {".".join(name.split(".")[:3]) for name in more}
+    assert parts == {"agent.critics.online", "agent.critics.popart", "agent.gammas"}
+
+
+AGENTS: dict[str, dict] = {
+    "mean": {},
+    "iql": {"losses": {"value_expectile": 0.8, "dpg_weight": 0.0}},
+    "lagged": {"losses": {"lagged_critics": True}},
+    "bins": {"critic": {"kind": "twohot", "n_bins": 8}},
+}
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("settings", AGENTS.values(), ids=AGENTS)
+def test_an_agent_values_data_as_before_it_was_saved(
+    make_spaces, make_config, make_batch, settings: dict, kind: str
+) -> None:
+    spaces = make_spaces(kind)
+    agent = _trained(Agent(make_config(**settings), spaces), make_batch(spaces))
+    with torch.no_grad():  # target networks of their own
+        for p in agent.critics.target.parameters():
+            p.add_(0.1)
+    agent.update_lagged_critics()
+    loaded = load_agent(save_policy(agent))
+    assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
+    batch = make_batch(spaces)
+    before, after = (
+        get_values(one, dataclasses.replace(batch, noise=noise))
+        for noise in [agent.draw_noise(*batch.mask.shape)]
+        for one in (agent, loaded)
+    )
+    for name in ("q", "v", "advantage", "weight"):
+        assert torch.equal(getattr(before, name), getattr(after, name)), name
+    assert before.q.abs().sum() > 0
+
+
+def test_a_file_of_format_4_acts_and_says_how_to_get_critics(make_spaces, make_config) -> None:
+    agent = Agent(make_config(), make_spaces())
+    old = save_policy(agent.policy).replace(WRITTEN, b'"stepwell_policy":"4"')
+    assert load_policy(old).metadata["format"] == 4
+    with pytest.raises(PolicyFileError, match="no critics .format 4; .*resume its run"):
+        load_agent(old)
+
+
+def test_a_policy_without_critics_in_its_config_says_so(make_spaces, make_config) -> None:
+    config = make_config().replace(
+        critic=None, losses=LossConfig(dpg_weight=0.0, filter={"kind": "behavior_cloning"})
+    )
+    with pytest.raises(PolicyFileError, match="agent.critic = false"):
+        load_agent(save_policy(Agent(config, make_spaces())))
+
+
+def test_damaged_critics_are_refused(make_spaces, make_config) -> None:
+    good = save_policy(Agent(make_config(), make_spaces()))
+    length = int.from_bytes(good[:8], "little")
+    metadata = json.loads(good[8 : 8 + length])["__metadata__"]
+    tensors = load_tensors(good)
+    tensors.pop(next(name for name in tensors if name.startswith("agent.critics.online.")))
+    with pytest.raises(PolicyFileError, match="tensors are missing"):
+        load_agent(save_tensors(tensors, metadata=metadata))
 
 
 def test_a_policy_goes_to_the_device_it_is_asked_to_and_its_file_names_none(
@@ -121,7 +189,7 @@ def test_a_policy_goes_to_the_device_it_is_asked_to_and_its_file_names_none(
 
 
 def test_saving_a_loaded_policy_gives_the_same_tensors(make_spaces, make_config) -> None:
-    data = save_policy(Agent(make_config(MEMORIES["gru"]), make_spaces()))
+    data = save_policy(Agent(make_config(MEMORIES["gru"]), make_spaces()).policy)
     again = load_tensors(save_policy(load_policy(data)))
     assert all(torch.equal(again[k], v) for k, v in load_tensors(data).items())
 
@@ -200,7 +268,7 @@ def _rewritten(good: bytes, **changes: object) -> bytes:
         (lambda good: good[:100], "truncated"),
         (lambda good: good[:-8], "damaged"),
         (lambda good: save_tensors({"w": torch.zeros(2)}), "not a policy file"),
-        (lambda good: good.replace(WRITTEN, b'"stepwell_policy":"7"'), "format 4, got 7"),
+        (lambda good: good.replace(WRITTEN, b'"stepwell_policy":"7"'), "format 4 or 5, got 7"),
         (lambda good: good.replace(WRITTEN, b'"stepwell_policy":"1"'), "tensors differ"),
         (lambda good: _rewritten(good, config__losses={"gama": 1}), "unknown setting 'gama'"),
         (lambda good: _rewritten(good, config__actor__d_hidden=17), r"config expects \[17"),

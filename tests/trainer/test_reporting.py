@@ -228,7 +228,7 @@ def agent() -> Agent:
 
 
 def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, opened, tmp_path):
-    """Published during an outage: kept at home, delivered later, loadable, acting weights only."""
+    """Published during an outage: kept at home, delivered later, loadable."""
     service.down = True
     outbox, extra = opened(), {"training": {"seed": 1}}
     publish(tmp_path, outbox, "r", agent, 10, {"run": "r"}, extra)
