@@ -23,6 +23,7 @@ from server.body_memory import BodyMemoryMiddleware
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
+    annotation,
     audit,
     consumers,
     datasets,
@@ -56,6 +57,7 @@ ROUTES = (
     health,
     datasets,
     versions,
+    annotation,
     consumers,
     ingest,
     imports,

@@ -7,7 +7,8 @@
 
 Trajectories in a quarantined shard are still listed, but left out of SQL `steps` and new snapshots,
 and those responses name the shard. Policies, videos and snapshots have no such state: reading a
-damaged one is an error that names the file.
+damaged one is an error that names the file. Annotations can be made again: a damaged file of them
+is given up.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt, Examined, Source, examine
+from server.index.annotation_rows import drop_annotations
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
-from server.index.tables import segments, shards, trajectories
+from server.index.tables import annotation_files, segments, shards, trajectories
 from server.problems import ProblemError, not_found
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
@@ -88,6 +90,15 @@ class IntegrityChecker:
             folder, _, name = file.rpartition("/")
             if folder.startswith("shards/"):
                 self.recheck_shard(name.removesuffix(".parquet"))
+            elif folder == "annotations":
+                self._recheck_annotation(name)
+
+    def _recheck_annotation(self, name: str) -> None:
+        with self._lock, self._db.read() as connection:
+            query = sa.select(annotation_files.c.pk).where(annotation_files.c.file == name)
+            pk = connection.execute(query).scalar()
+        if pk is not None:
+            self.verify_file(annotation_files, pk)
 
     def verify_shard(self, pk: int, step: Step | None = None) -> bool:
         """Read a whole shard and store the time; False if it is damaged (then quarantined)."""
@@ -121,6 +132,18 @@ class IntegrityChecker:
             log.error("a shard is damaged and is now quarantined", shard=shard_id)
         return bool(hit)
 
+    def _give_up(self, row: Any) -> None:
+        """Without its rows, the trajectories of a file of annotations can be annotated again."""
+        failpoint("quarantine.before_commit")
+        with self._db.write() as connection:
+            drop_annotations(connection, annotation_files.c.pk == row.pk)
+        failpoint("quarantine.after_commit")
+        log.error(
+            "annotations are damaged and given up; annotate again: stepwell annotate",
+            name=row.name,
+            trajectories=row.trajectories,
+        )
+
     def damaged_file(self, where: str) -> ProblemError:
         """The error for a damaged file, which is named in the log and in /readyz."""
         if where not in self.damaged_files:
@@ -148,6 +171,8 @@ class IntegrityChecker:
                 still = connection.execute(sa.select(t.file).where(t.pk == pk)).scalar()
             if still == row.file:
                 self.damaged_file(where)
+                if table is annotation_files:
+                    self._give_up(row)
                 return False
             return True
         self.damaged_files.discard(where)

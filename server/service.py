@@ -14,6 +14,7 @@ import structlog
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
+from server.annotations import Annotations
 from server.auth import TokenStore
 from server.body_memory import MemoryBudget
 from server.imports.importer import Imports
@@ -57,6 +58,7 @@ class Service:
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )
             self.versions = Versions(self.db, self.store, self.ingest.flush, self.sql)
+            self.annotations = Annotations(self.db, self.store)
             self.auth = TokenStore(self.db, settings)
             self.maintenance = MaintenanceLoop(
                 settings, self.db, self.store, self.ingest, self.integrity, self.auth
@@ -111,7 +113,8 @@ def _refuse_lost_index(settings: Settings) -> None:
     """Refuse an empty index over a directory with data: a sweep would delete all data files."""
     if settings.index_file.exists():
         return
-    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*", "videos/*", "versions/*"):
+    folders = ("shards/*", "segments", "policies", "videos", "versions", "annotations")
+    for pattern in (f"{folder}/*" for folder in folders):
         if found := next(settings.data.glob(pattern), None):
             raise IndexUnusable(
                 f"{settings.index_file} is missing, but {found.parent} holds data; restore it from"

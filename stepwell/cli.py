@@ -55,6 +55,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "reproduce": Command(
             "trainer.reproduce:main", "train a run again, and compare its curves", "trainer"
         ),
+        "annotate": Command(
+            "trainer.annotate:main", "a critic's values of each step, beside the data", "trainer"
+        ),
         "compare": Command(
             "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"
         ),

@@ -43,6 +43,8 @@ from stepwell.errors import (
 from stepwell.messages import (
     ARROW,
     PROBLEM,
+    AnnotateResult,
+    Annotation,
     Consumer,
     Dataset,
     Evaluation,
@@ -330,6 +332,31 @@ class Client(Transport):
         """Delete a version, which needs the scope admin. Its trajectories stay, and stay
         protected; its name is not given again."""
         self.call("DELETE", _version_route(version), idempotent=False)
+
+    # --- annotations ------------------------------------------------------------------------------
+
+    def annotate(
+        self, dataset: str, name: str, policy: str, values: Sequence[Mapping[str, Any]]
+    ) -> AnnotateResult:
+        """Store a critic's values of steps under a name; each of `values` is a TrajectoryValues.
+
+        Safe to repeat: a trajectory is annotated once under a name. Raises `Conflict` if the name
+        is another policy's.
+        """
+        body = request(
+            messages.PostAnnotations, name=name, policy=policy, trajectories=list(values)
+        )
+        path = route("datasets", dataset, "annotations")
+        return self.ask(AnnotateResult, "POST", path, body=body)
+
+    def annotations(self, dataset: str) -> list[Annotation]:
+        """Return the annotations of a dataset; their values are in the SQL table `annotations`."""
+        return self.items(Annotation, route("datasets", dataset, "annotations"))
+
+    def delete_annotations(self, dataset: str, name: str) -> None:
+        """Delete the annotations of a name, which needs the scope admin."""
+        path = route("datasets", dataset, "annotations")
+        self.call("DELETE", path, params={"annotation": name}, idempotent=False)
 
     # --- trajectories in --------------------------------------------------------------------
 

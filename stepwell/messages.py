@@ -1,7 +1,8 @@
 """The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
 
-    names, limits, errors · datasets · versions · consumers · ingest · trajectories · jobs · SQL
-    snapshots · runs · policies · evaluations · videos · workers · launches · tokens · health
+    names, limits, errors · datasets · versions · annotations · consumers · ingest · trajectories
+    jobs · SQL · snapshots · runs · policies · evaluations · videos · workers · launches · tokens
+    health
 
 Requests forbid unknown fields, so a typo is an error. Responses may gain fields, so clients ignore
 unknown ones. Times are Unix seconds (float). Names of datasets and runs match `NAME`.
@@ -27,6 +28,7 @@ from pydantic import (
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 VERSIONED = r"^[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9._-]{0,63})?$"
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+ANNOTATION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
 SCOPE = r"^(read|sql|train|admin|ingest(:[a-z0-9._*-]+)?)$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Versioned = Annotated[str, StringConstraints(pattern=VERSIONED)]
@@ -62,6 +64,8 @@ _RULES = {
     NAME: "a name has at most 64 of a-z, 0-9, '.', '_' and '-', and begins with a letter or digit",
     VERSIONED: "a dataset, or dataset@version; a name has at most 64 of a-z, 0-9, '.', '_' and '-',"
     " and begins with a letter or digit",
+    ANNOTATION_NAME: "a name has at most 200 of a-z, A-Z, 0-9, '.', '_', '/' and '-', a letter or"
+    " digit first",
     RUN_NAME: "a name has at most 128 of a-z, A-Z, 0-9, '.', '_' and '-', a letter or digit first",
 }
 
@@ -328,6 +332,57 @@ class VersionDiff(Response):
     """Only in `after`."""
     removed: VersionPart
     """Only in `before`."""
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+AnnotationName = Annotated[str, StringConstraints(pattern=ANNOTATION_NAME)]
+StepValues = list[Finite | None]
+
+
+class TrajectoryValues(Request):
+    """Values of the steps 0 … T-1 of a trajectory; null where the action is unknown."""
+
+    trajectory: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    q: StepValues
+    """Value of the action taken, as a return in the environment's units."""
+    v: StepValues
+    """Value of the policy's actions."""
+    advantage: StepValues
+    """Input of the filter that weighs behaviour cloning; its unit is the filter's."""
+    weight: StepValues
+    """Output of that filter."""
+
+
+class PostAnnotations(Request):
+    """Values by one critic, of trajectories of a dataset."""
+
+    name: AnnotationName
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    """run/version; that of a name stays the same."""
+    trajectories: Annotated[list[TrajectoryValues], Field(min_length=1, max_length=20_000)]
+
+
+class AnnotateResult(Response):
+    """What became of the trajectories of a request."""
+
+    stored: int
+    known: int
+    """They have an annotation of this name, which stays."""
+    gone: int
+    """They are not, or no longer, in the dataset."""
+
+
+class Annotation(Response):
+    """All values of one name."""
+
+    dataset: str
+    name: str
+    policy: str
+    trajectories: int
+    steps: int
+    bytes: int
+    created_at: float
 
 
 # --- consumers: the ratio of samples to inserted steps ------------------------------------------

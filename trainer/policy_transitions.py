@@ -50,7 +50,8 @@ NO_MEMORY = ("identity", "feed_forward")
 
 @dataclass(frozen=True)
 class RunData:
-    """The trajectories that a run was trained on, each once, also those held back from training."""
+    """The trajectories that a run was trained on, also those held back from training, or those of
+    another selection; each once."""
 
     snapshot: str
     spaces: Spaces
@@ -64,6 +65,10 @@ class RunData:
     @property
     def steps(self) -> int:
         return self.view.manifest.steps
+
+    def lengths(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+        """Transitions of some rows of the manifest."""
+        return [int(n) for n in self.view.manifest.length[rows]]
 
     def bounds(self, gamma: float) -> tuple[float, float]:
         """The possible discounted returns: those of the data and a margin, as derived settings
@@ -147,19 +152,42 @@ def open_run_data(
         snapshot = create_snapshot(client, again, f"estimate/{run.name}")
         manifest = _manifest(client, snapshot)
     leases.hold(snapshot)
-    keep = np.zeros(len(manifest), np.bool_)
-    keep[np.unique(manifest.ids, return_index=True)[1]] = True  # mixtures share trajectories
-    manifest = manifest.only(keep, "each once")
+    manifest = _each_once(manifest)
     if manifest.steps > max_steps:
         count = max(1, int(len(manifest) * max_steps / manifest.steps))
         keep = np.zeros(len(manifest), np.bool_)
         keep[np.linspace(0, len(manifest) - 1, count).round().astype(int)] = True
         manifest = manifest.only(keep, f"{count} of them")
+    return _opened(client, snapshot, manifest, data)
+
+
+def open_selection(
+    client: Client, config: TrainConfig, leases: LeaseKeeper, holder: str
+) -> RunData:
+    """The data that a config selects.
+
+    Raises:
+        BadRequest: nothing is selected.
+        StepwellError: the data cannot be read.
+    """
+    snapshot = create_snapshot(client, config, holder)
+    leases.hold(snapshot)
+    return _opened(client, snapshot, _each_once(_manifest(client, snapshot)), config.data)
+
+
+def _opened(client: Client, snapshot: str, manifest: Manifest, data: DataConfig) -> RunData:
     fields, columns = fields_of(manifest.spec, data), Cache(data.cache, data.cache_gb * 1e9, client)
     manifest = manifest.without(list(columns.ensure(manifest, fields)))
     view = open_view(columns, fields, validation_sampler(manifest, data))
     spaces = Spaces.of_spec(manifest.spec.to_json())
     return RunData(snapshot, spaces, manifest.spec.env, view)
+
+
+def _each_once(manifest: Manifest) -> Manifest:
+    """Components of a mixture share trajectories."""
+    keep = np.zeros(len(manifest), np.bool_)
+    keep[np.unique(manifest.ids, return_index=True)[1]] = True
+    return manifest.only(keep, "each once")
 
 
 def _manifest(client: Client, snapshot: str) -> Manifest:

@@ -45,6 +45,7 @@ RESTORE_SHARD = "restore the file from a backup: the next start verifies it and 
 CURES = {
     "policies": "publish the policy again",
     "videos": "restore the file from a backup, or delete the video",
+    "annotations": "the service gives the file up; then annotate again, with the same name",
     "versions": "restore the file from a backup; the version itself is in the index",
 }
 
@@ -314,7 +315,7 @@ def check_versions(c: Connection) -> Iterator[FsckProblem]:
 
 
 def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
-    """Every policy, video and version against its checksum."""
+    """Every policy, video, version and annotation against its checksum."""
     for table in FILES:
         rows = c.execute(sa.select(table.c.file, table.c.sha256)).all()
         report.checked[table.name] = len(rows)

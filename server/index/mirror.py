@@ -7,6 +7,7 @@
     metrics        in pieces of a few runs each; checked when one of the runs had a heartbeat,
                    rewritten when the piece's counts and sums changed
     version_trajectories   a piece for each version, which never changes
+    annotations    not written here: its pieces are the files of annotations themselves
     all others     small; rewritten when their rows changed
 
 `Mirror.changes` (changes.py) reads recent changes from the index itself.
@@ -125,6 +126,8 @@ class Mirror:
         wanted = {name for name in TABLES if text is None or name in text}
         if text is None or "steps" in text:
             wanted |= {"trajectories", "steps"}
+        if "annotations" in wanted:
+            wanted.add("trajectories")  # those of the living are shown
         with self._lock:
             self._refresh(wanted)
             self._collect_garbage()
@@ -205,6 +208,8 @@ class Mirror:
                 self._refresh_metrics()
             if "version_trajectories" in stale:
                 self._refresh_versions()
+            if "annotations" in stale:
+                self._refresh_annotations()
             for name in stale & SMALL.keys():
                 self._refresh_small(name)
             for name in stale:
@@ -321,6 +326,25 @@ class Mirror:
             if old is None or old.stamp != stamp:
                 rows = self._db.execute(VERSION_TRAJECTORIES, (number,)).fetchall()
                 self._put("version_trajectories", number, rows, stamp)
+
+    def _refresh_annotations(self) -> None:
+        pieces = self._pieces["annotations"]
+        # A key may be used again, a file never.
+        files = dict(self._db.execute("SELECT pk, file FROM annotations"))
+        gone = {n for n, piece in pieces.items() if n not in files or piece.stamp != files[n]}
+        fresh = files.keys() - (pieces.keys() - gone)
+        if not gone and not fresh:
+            return
+        self._forget_checksums({path for n in gone if (path := pieces.pop(n).path) is not None})
+        checksums = dict(self._checksums)
+        for number in fresh:
+            path = f"annotations/{files[number]}"
+            pieces[number] = _Piece(path, files[number])
+            row = self._db.execute("SELECT checksums FROM annotations WHERE pk = ?", (number,))
+            checksums[path] = row.fetchone()[0]
+        self._checksums = checksums
+        self._pieces["annotations"] = dict(sorted(pieces.items()))
+        self._version += 1
 
     def _refresh_small(self, name: str) -> None:
         rows = self._db.execute(SMALL[name]).fetchall()

@@ -43,6 +43,11 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("statistics", "VARCHAR"), ("created_by", "VARCHAR"), ("created_at", "DOUBLE")),
     ],
     "version_trajectories": [("version", "VARCHAR"), ("trajectory", "VARCHAR")],
+    "annotations": [
+        *(("dataset", "VARCHAR"), ("trajectory", "VARCHAR"), ("step", "INTEGER")),
+        *(("name", "VARCHAR"), ("policy", "VARCHAR"), ("q", "FLOAT"), ("v", "FLOAT")),
+        *(("advantage", "FLOAT"), ("weight", "FLOAT")),
+    ],
     "runs": [
         *(("name", "VARCHAR"), ("title", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR")),
         *(("parent", "VARCHAR"), ("seed", "BIGINT"), ("git_commit", "VARCHAR")),

@@ -4,7 +4,8 @@
               │                  └── shards       sealed: which file, which rows
               ├─< partition_stats                 running totals, updated in the same transaction
               ├─< consumers                       what samples from it, at which rate
-              └─< tombstones                      ids of removed trajectories, to recognise retries
+              ├─< tombstones                      ids of removed trajectories, to recognise retries
+              ├─< annotations ─< annotated        values of steps, and of which trajectories
                └─< versions ─< version_trajectories >── trajectories   protected, for ever
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
@@ -44,7 +45,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0016"
+REVISION = "0017"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -326,6 +327,34 @@ version_trajectories = Table(
     sqlite_with_rowid=False,
 )
 
+annotation_files = Table(
+    "annotations",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False),
+    Column("name", String(200), nullable=False),  # that of many files
+    Column("policy", Text, nullable=False),  # run/version
+    Column("trajectories", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("file", String(128), nullable=False),  # in annotations/
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("verified_at", Float),
+    Column("checksums", LargeBinary, nullable=False),  # like those of shards
+    Index("ix_annotations_dataset_pk", "dataset_pk", "name"),
+)
+
+annotated = Table(
+    "annotated",
+    metadata,
+    Column("name", String(200), nullable=False),  # of the annotation
+    Column("trajectory", String(36), nullable=False),  # its id; it may be gone
+    Column("annotation_pk", ForeignKey("annotations.pk"), nullable=False, index=True),
+    PrimaryKeyConstraint("name", "trajectory"),
+    sqlite_with_rowid=False,
+)
+
 # --- runs, policies, evaluations, videos ----------------------------------------------------------
 
 runs = Table(
@@ -432,7 +461,7 @@ videos = Table(
     UniqueConstraint("evaluation_pk", "seed"),
 )
 
-FILES = (policies, videos, versions)
+FILES = (policies, videos, versions, annotation_files)
 """Tables with a row for each file of the folder of the same name."""
 
 # --- workers, jobs, tokens, audit -----------------------------------------------------------------

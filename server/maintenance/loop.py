@@ -14,7 +14,12 @@ from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
 from server.maintenance.compaction import compact
 from server.maintenance.orphans import OrphanSweeper
-from server.maintenance.shard_deletion import apply_retention, delete_marked, has_deadlines
+from server.maintenance.shard_deletion import (
+    apply_retention,
+    delete_marked,
+    drop_dead_annotations,
+    has_deadlines,
+)
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
@@ -115,3 +120,4 @@ class MaintenanceLoop:
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
             self._sweeper.round(ORPHAN_AGE)
+            drop_dead_annotations(self._db, self._store)

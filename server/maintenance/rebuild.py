@@ -1,11 +1,11 @@
 """Rebuilds a lost index from the contents of the files: shard footers, segments, policies.
 
 Restored: datasets with their specs, every trajectory with its data and everything it was sent with,
-versions of datasets, policies that name their run; and from the old index, where it is readable,
-everything that index_recovery.py copies. Not restored: snapshots, launches, jobs, tombstones.
-Evicted trajectories and those of deleted datasets are alive again, up to the capacity, if their
-files were still kept. An uncommitted import is left out. `Rebuilt.lost` lists it. Data files are
-only read.
+versions of datasets, annotations, policies that name their run; and from the old index, where it is
+readable, everything that index_recovery.py copies. Not restored: snapshots, launches, jobs,
+tombstones. Evicted trajectories and those of deleted datasets are alive again, up to the capacity,
+if their files were still kept. An uncommitted import is left out. `Rebuilt.lost` lists it. Data
+files are only read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
 from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
 from server.maintenance.version_recovery import insert_versions, protect
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
@@ -52,6 +53,8 @@ class Rebuilt:
     evaluations: int = 0
     videos: int = 0
     versions: int = 0
+    annotations: int = 0
+    """Files of annotations."""
     labelled: int = 0
     """Trajectories whose tags, flags, notes or protection were set after they were stored."""
     unreadable: list[str] = field(default_factory=list)
@@ -99,6 +102,7 @@ def rebuild(data: Path) -> Rebuilt:
             files = protect(store, recovered)
             _insert(connection, found, result, recovered)
             result.versions = insert_versions(connection, store, files, recovered)
+            result.annotations = insert_annotations(connection, store, recovered)
             from_files(connection, store, recovered)
             next_epoch(connection)
             for name in ("runs", "metrics", "policies", "evaluations", "videos"):

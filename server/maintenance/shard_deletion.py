@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
+from server.index.annotation_rows import drop_annotations
 from server.index.db import Database, next_change_id
 from server.index.tables import (
     leases,
@@ -31,6 +32,11 @@ from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.retention")
 KEEP_LEASES = 86_400.0
+
+_DEAD_ANNOTATIONS = sa.text(
+    "NOT EXISTS (SELECT 1 FROM annotated AS a JOIN trajectories AS t ON t.id = a.trajectory"
+    " WHERE a.annotation_pk = annotations.pk AND t.state <> 'evicted')"
+)
 
 
 def apply_retention(settings: Settings, db: Database, store: Store, now: float) -> int:
@@ -147,3 +153,12 @@ def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
     for row in rows:
         store.delete("snapshots", row.file)
     log.info("snapshots forgotten", snapshots=len(rows))
+
+
+def drop_dead_annotations(db: Database, store: Store) -> int:
+    """Delete the files of annotations whose trajectories are all gone; returns their number."""
+    with db.write() as connection:
+        files = drop_annotations(connection, _DEAD_ANNOTATIONS)
+    for file in files:
+        store.delete("annotations", file)
+    return len(files)

@@ -9,9 +9,11 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from sqlalchemy.engine import Connection, RowMapping
 
+from server.index.annotation_rows import drop_annotations
 from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
 from server.index.tables import (
     ALIVE,
+    annotation_files,
     audit,
     consumers,
     datasets,
@@ -134,10 +136,12 @@ def delete_dataset(
                 retired_uptime=sa.func.coalesce(shards.c.retired_uptime, db.uptime()),
             )
         )
+        files = drop_annotations(connection, annotation_files.c.dataset_pk == pk)
         connection.execute(sa.delete(datasets).where(datasets.c.pk == pk))
         write_audit(connection, caller, "dataset.delete", name)
         next_epoch(connection)
     service.ingest.registry.forget(name)
+    service.annotations.delete_files(files)
 
 
 def _demote(connection: Connection, which: sa.ColumnElement[bool], caller: str, name: str) -> None:

@@ -49,6 +49,7 @@ DESCRIPTIONS = {
     "datasets": "one row per dataset",
     "versions": "one row per version of a dataset",
     "version_trajectories": "one row per version and trajectory in it",
+    "annotations": "one row per step that a critic has valued, for each annotation of the step",
     "runs": "one row per run of a trainer, collector or evaluator",
     "metrics": "one row per run, key and step",
     "policies": "one row per published policy",

@@ -33,8 +33,9 @@ def make_tables(
         for name, entry in catalog["datasets"].items()
         if name in schemas or (bare and dataset in (None, name))
     }
-    if chosen or request["form"] == "rows":
-        tables["trajectories"] = catalog["tables"]["trajectories"]
+    if chosen or request["form"] == "rows" or "annotations" in tables:
+        # First: annotations are those of living trajectories.
+        tables = {"trajectories": catalog["tables"]["trajectories"], **tables}
     files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
     connection.execute(f"SET allowed_paths = [{', '.join(map(_stored, files))}]")
     for name, entry in tables.items():
@@ -44,6 +45,8 @@ def make_tables(
         if name == "trajectories":
             columns = ["_pk AS id" if numbered and c == '"id"' else c for c in columns]
             where = where_dataset(request.get("only"))
+        elif name == "annotations":
+            where = " WHERE trajectory IN (SELECT id FROM _all_trajectories)"
         connection.execute(
             f"CREATE VIEW {name} AS SELECT {', '.join(columns)} FROM _all_{name}{where}"
         )

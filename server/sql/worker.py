@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     layers = confine(
         [
             *libraries(),
-            *(os.path.join(data, folder) for folder in ("shards", "mirror")),
+            *(os.path.join(data, folder) for folder in ("shards", "mirror", "annotations")),
             *("/proc/self/cgroup", "/sys/fs/cgroup"),  # without its limits there DuckDB aborts
         ],
         address_space=ADDRESS_SPACE + share,

@@ -35,6 +35,7 @@ FOLDERS = (
     "policies",
     "videos",
     "versions",
+    "annotations",
     "uploads",
     "mirror",
 )

@@ -19,8 +19,8 @@ from stepwell.sql_result import SqlResult
 ABOUT = """\
 Query the service's data with one SELECT, in the dialect of DuckDB.
 
-Tables: trajectories, steps, datasets, versions, version_trajectories, runs, metrics, policies,
-evaluations, videos, workers."""
+Tables: trajectories, steps, annotations, datasets, versions, version_trajectories, runs,
+metrics, policies, evaluations, videos, workers."""
 EXAMPLES = """\
   stepwell sql "select env, count(*), avg(return) from trajectories group by env"
   stepwell sql --dataset hopper "select t, avg(reward) from steps group by t order by t"

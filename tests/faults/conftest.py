@@ -55,6 +55,8 @@ class Ledger:
     snapshots: dict[str, int] = field(default_factory=dict)
     versions: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Acknowledged versions of KEPT: name → digest and number of trajectories."""
+    annotations: set[str] = field(default_factory=set)
+    """Acknowledged names of annotations of KEPT; each is of one trajectory."""
     doubtful: set[str] = field(default_factory=set)
     """Versions whose creation or deletion was not answered."""
     imports: list[str] = field(default_factory=list)
@@ -108,6 +110,10 @@ class Traffic:
         self.make_version(f"v{number}")
         self.make_version(f"gone{number}")
         self.drop_version(f"gone{number}")
+        self.annotate(f"critic{number}")
+        self.annotate(f"dropped{number}")
+        self.ledger.annotations.discard(f"dropped{number}")
+        self.client.delete_annotations(KEPT, f"dropped{number}")
         if number == 1:
             self.upload("imported-1")
         self.post(RING, 2)
@@ -124,6 +130,12 @@ class Traffic:
         self.client.delete_version(f"{KEPT}@{name}")
         del self.ledger.versions[name]
         self.ledger.doubtful.remove(name)
+
+    def annotate(self, name: str) -> None:
+        chosen = self.client.trajectory(next(iter(self.ledger.kept)))
+        values = dict.fromkeys(("q", "v", "advantage", "weight"), [0.5] * chosen.length)
+        self.client.annotate(KEPT, name, "r/1", [{"trajectory": chosen.id, **values}])
+        self.ledger.annotations.add(name)
 
     def evaluate(self) -> str:
         """The id of a new evaluation."""
@@ -215,6 +227,9 @@ def judge(app: TestClient, ledger: Ledger) -> None:
             f"/v1/snapshots/{snapshot_id}/manifest", headers={"accept": "application/json"}
         ).raise_for_status()
         assert len(manifest.json()["rows"]) == count
+    noted = app.get(f"/v1/datasets/{KEPT}/annotations").raise_for_status().json()["items"]
+    assert {one["name"] for one in noted} >= ledger.annotations
+    assert all(one["trajectories"] == 1 for one in noted)
     judge_versions(app, ledger)
     imported = app.get("/v1/datasets/imported-1")
     if imported.status_code == 200:  # all or nothing

@@ -128,7 +128,7 @@ def test_the_schema(client: TestClient) -> None:
     tables = {table.name: [column.name for column in table.columns] for table in schema.tables}
     assert {
         *("trajectories", "datasets", "runs", "metrics", "policies", "evaluations", "videos"),
-        *("workers", "versions", "version_trajectories"),
+        *("workers", "versions", "version_trajectories", "annotations"),
         *("steps", '"d".steps'),
     } == set(tables)
     assert tables['"d".steps'][:5] == ["dataset", "trajectory_id", "t", "obs", "action"]

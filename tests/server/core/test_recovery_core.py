@@ -202,7 +202,11 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
 
 
 @pytest.mark.parametrize(
-    "left", ["shards/d/sh_1.parquet", "segments/seg_1.seg", "policies/p.bin", "videos/v.gif"]
+    "left",
+    [
+        *("shards/d/sh_1.parquet", "segments/seg_1.seg", "policies/p.bin", "videos/v.gif"),
+        "annotations/an_1.parquet",
+    ],
 )
 def test_no_empty_index_is_made_over_data(
     start: Callable[..., Any], tmp_path: Path, left: str

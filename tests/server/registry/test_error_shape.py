@@ -12,6 +12,7 @@ FAMILIES = [
     ("GET", "/v1/datasets/ghost/trajectories", None, 404, "not_found"),
     ("POST", "/v1/datasets/ghost/flush", None, 404, "not_found"),
     ("GET", "/v1/trajectories/ghost", None, 404, "not_found"),
+    ("GET", "/v1/datasets/ghost/annotations", None, 404, "not_found"),
     ("GET", "/v1/jobs/ghost", None, 404, "not_found"),
     ("POST", "/v1/query", {"sql": "DROP TABLE x"}, 422, "sql_not_allowed"),
     ("GET", "/v1/snapshots/ghost", None, 404, "not_found"),

@@ -215,6 +215,7 @@ def test_the_surface_for_people() -> None:
             "datasets",
             "versions",
             "version_trajectories",
+            "annotations",
             "runs",
             "metrics",
             "policies",

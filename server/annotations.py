@@ -1,0 +1,166 @@
+"""Annotations: a critic's values of the steps of trajectories (docs/annotations.md).
+
+    values of some trajectories → DIR/annotations/<file>.parquet (immutable)
+      → one transaction: the file, and which trajectories it annotates
+
+A trajectory has one annotation of a name. Annotations can be made again, so a damaged file is given
+up (integrity.py), and its trajectories count as not annotated.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.index.annotation_rows import drop_annotations, insert_annotation
+from server.index.db import Database, find_pk, write_audit
+from server.index.tables import annotation_files, datasets
+from server.problems import ProblemError, not_found
+from server.storage.annotation_file import AnnotationHeader, write_annotation
+from server.storage.store import Store
+from stepwell.failpoints import failpoint
+from stepwell.messages import AnnotateResult, Annotation, Page, PostAnnotations, TrajectoryValues
+
+_LENGTHS = sa.text(
+    "SELECT t.id, t.length FROM json_each(:ids) AS j CROSS JOIN trajectories AS t ON t.id = j.value"
+    " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
+)
+_KNOWN = sa.text(
+    "SELECT a.trajectory FROM json_each(:ids) AS j CROSS JOIN annotated AS a"
+    " ON a.name = :name AND a.trajectory = j.value"
+)
+
+
+class Annotations:
+    """Thread-safe."""
+
+    def __init__(self, db: Database, store: Store):
+        self._db, self._store = db, store
+        self._lock = threading.Lock()
+        """Held from the look-up of known trajectories to the insertion of the others."""
+
+    def add(self, dataset: str, body: PostAnnotations) -> AnnotateResult:
+        """Store the values of trajectories that have none of this name.
+
+        Raises 404, 409 (the name is another policy's), 422 (not one value per step).
+        """
+        ids = [one.trajectory for one in body.trajectories]
+        if len(set(ids)) < len(ids):
+            raise _invalid("a trajectory occurs twice", "each id once", f"{len(ids)} ids")
+        given = {"ids": orjson.dumps(ids).decode(), "name": body.name}
+        with self._lock:
+            with self._db.read() as c:
+                pk = find_pk(c, datasets, dataset)
+                _refuse_other_policy(c, pk, body)
+                rows = c.execute(_LENGTHS, {"ids": given["ids"], "dataset": pk})
+                lengths = {row.id: row.length for row in rows}
+                known = set(c.execute(_KNOWN, given).scalars())
+            alive = [one for one in body.trajectories if one.trajectory in lengths]
+            for one in alive:
+                _check_length(one, lengths[one.trajectory])
+            fresh = [one for one in alive if one.trajectory not in known]
+            if fresh:
+                self._insert(dataset, pk, body, fresh)
+        return AnnotateResult(
+            stored=len(fresh), known=len(alive) - len(fresh), gone=len(ids) - len(alive)
+        )
+
+    def _insert(
+        self, dataset: str, pk: int, body: PostAnnotations, found: Sequence[TrajectoryValues]
+    ) -> None:
+        header = AnnotationHeader(
+            dataset=dataset,
+            name=body.name,
+            policy=body.policy,
+            trajectories=len(found),
+            steps=sum(len(one.q) for one in found),
+            created_at=time.time(),
+        )
+        stored = write_annotation(self._store, header, found)
+        try:
+            with self._db.write() as c:
+                if find_pk(c, datasets, dataset) != pk:
+                    raise not_found("dataset", dataset)  # deleted, and created again
+                insert_annotation(
+                    c,
+                    [one.trajectory for one in found],
+                    dataset_pk=pk,
+                    **header.model_dump(exclude={"dataset"}),
+                    sha256=stored.sha256,
+                    file=stored.path.name,
+                    bytes=stored.bytes,
+                    checksums=stored.checksums,
+                    verified_at=header.created_at,
+                )
+                failpoint("annotation.before_commit")
+        except BaseException:
+            self.delete_files([stored.path.name])
+            raise
+        failpoint("annotation.after_commit")
+
+    def page(self, dataset: str) -> Page[Annotation]:
+        """One for each name, in alphabetical order."""
+        a = annotation_files.c
+        sums = (sa.func.sum(a[name]).label(name) for name in ("trajectories", "steps", "bytes"))
+        query = sa.select(
+            a.name,
+            sa.func.min(a.policy).label("policy"),
+            *sums,
+            sa.func.min(a.created_at).label("created_at"),
+        )
+        with self._db.read() as c:
+            mine = a.dataset_pk == find_pk(c, datasets, dataset)
+            rows = c.execute(query.where(mine).group_by(a.name).order_by(a.name)).mappings().all()
+        return Page[Annotation](items=[Annotation(dataset=dataset, **row) for row in rows])
+
+    def delete(self, dataset: str, name: str, caller: str) -> None:
+        """Raises 404."""
+        a = annotation_files.c
+        with self._lock, self._db.write() as c:
+            mine = a.dataset_pk == find_pk(c, datasets, dataset)
+            files = drop_annotations(c, sa.and_(mine, a.name == name))
+            if not files:
+                raise not_found("annotation", name[:200])
+            write_audit(c, caller, "annotation.delete", dataset, name=name)
+            failpoint("annotation.before_delete")
+        failpoint("annotation.after_delete")
+        self.delete_files(files)
+
+    def delete_files(self, files: Sequence[str]) -> None:
+        """Files whose rows were deleted."""
+        for file in files:
+            self._store.delete("annotations", file)
+
+
+def _refuse_other_policy(c: Connection, pk: int, body: PostAnnotations) -> None:
+    a = annotation_files.c
+    mine = sa.and_(a.dataset_pk == pk, a.name == body.name)
+    policy = c.execute(sa.select(a.policy).where(mine).limit(1)).scalar()
+    if policy not in (None, body.policy):
+        raise ProblemError(
+            409,
+            "conflict",
+            f"the annotations {body.name!r} of this dataset are by another policy; choose another"
+            " name, or delete them",
+            expected=policy,
+            got=body.policy,
+        )
+
+
+def _check_length(one: TrajectoryValues, length: int) -> None:
+    lengths = {len(values) for values in (one.q, one.v, one.advantage, one.weight)}
+    if lengths != {length}:
+        raise _invalid(
+            f"the values of trajectory {one.trajectory}",
+            f"{length} of each kind, one per step",
+            ", ".join(map(str, sorted(lengths))),
+        )
+
+
+def _invalid(detail: str, expected: str, got: str) -> ProblemError:
+    return ProblemError(422, "validation_error", detail, expected=expected, got=got)

@@ -1,0 +1,34 @@
+"""The rows of files of annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.index.tables import annotated, annotation_files
+
+_INSERT = sa.text("INSERT INTO annotated SELECT :name, value, :pk FROM json_each(:ids)")
+
+
+def insert_annotation(c: Connection, annotates: Sequence[str], **columns: Any) -> None:
+    """Insert a file, and the ids of the trajectories that it annotates."""
+    pk = c.execute(
+        sa.insert(annotation_files).values(**columns).returning(annotation_files.c.pk)
+    ).scalar_one()
+    ids = orjson.dumps(annotates).decode()
+    c.execute(_INSERT, {"name": columns["name"], "pk": pk, "ids": ids})
+
+
+def drop_annotations(c: Connection, which: sa.ColumnElement[bool] | sa.TextClause) -> list[str]:
+    """Delete the rows of some files; returns the files, which the caller deletes after the
+    commit."""
+    a = annotation_files.c
+    rows = c.execute(sa.select(a.pk, a.file).where(which)).all()
+    for row in rows:
+        c.execute(sa.delete(annotated).where(annotated.c.annotation_pk == row.pk))
+        c.execute(sa.delete(annotation_files).where(a.pk == row.pk))
+    return [row.file for row in rows]
