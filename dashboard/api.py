@@ -86,6 +86,10 @@ SELECT dataset, avg("return") FROM trajectories
 WHERE env = $env AND purpose = 'train' GROUP BY dataset ORDER BY count(*) DESC, dataset LIMIT 5
 """
 """Mean returns of the datasets with most trajectories of an environment."""
+VALUES_SQL = """
+SELECT name, step, q, v, advantage, weight FROM annotations
+WHERE trajectory = $trajectory ORDER BY name, step
+"""
 POINTS = 500
 """Maximum points of a curve. For longer ones, the service sends the minimum and the maximum of each
 interval."""
@@ -191,6 +195,7 @@ steps = method(60, Client.steps)
 query_schema = method(60, Client.query_schema)
 saved_queries = method(3, Client.saved_queries)
 tokens = method(3, Client.tokens)
+annotations_of = method(10, Client.annotations)
 videos = method(3, Client.videos)
 video = method(60, Client.video, entries=8)
 """The bytes of a video, which may be many megabytes."""
@@ -542,6 +547,13 @@ def sql(
     result = client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     frame = _plain(result.to_pandas())
     return Answer(frame, result.truncated, result.elapsed_ms, result.excluded)
+
+
+@read(20)
+def values_of_steps(trajectory: str) -> dict[str, pd.DataFrame]:
+    """The annotations of a trajectory: name → step, q, v, advantage, weight."""
+    frame = sql(VALUES_SQL, {"trajectory": trajectory}, limit=MOST_ROWS).frame
+    return {str(name): part.reset_index(drop=True) for name, part in frame.groupby("name")}
 
 
 def whole_answer(query: str, params: dict[str, Any], dataset: str | None, suffix: str) -> bytes:

@@ -106,6 +106,7 @@ def _one(info: Any, t: int, places: tuple[Any, Any, Any], side: str) -> None:
     with places[0]:
         _rewards(trajectory, t, side)
         _actions(trajectory, t, side)
+        components.guarded(lambda: _values(info, t, side))
     with places[1]:
         _images(trajectory, t, info, side)
         _observations(trajectory, t, side)
@@ -182,6 +183,43 @@ def _actions(trajectory: Any, t: int, side: str) -> None:
     _cut(trajectory.actions)
     if named:
         _lines(named, t, "Actions", "action (env units)", f"actions{side}")
+
+
+def _values(info: Any, t: int, side: str) -> None:
+    """What critics think of the steps, where the episode is annotated (docs/annotations.md)."""
+    found = api.values_of_steps(info.id) if api.annotations_of(info.dataset) else {}
+    if not found:
+        return
+    name = next(iter(found))
+    if len(found) > 1:
+        name = st.selectbox("Annotations", list(found), key=f"annotations{side}")
+    else:
+        st.caption(f"Annotations: {name}")
+    values = found[name]
+    charted = {
+        "Q and V (return)": {"Q": values["q"], "V": values["v"]},
+        "advantage": {"advantage": values["advantage"]},
+    }
+    for number, (title, series) in enumerate(charted.items()):
+        palette = {column: charts.PALETTE[i] for i, column in enumerate(series)}
+        st.vega_lite_chart(
+            *charts.lines(
+                _long(series), x="t", y="value", colour="name" if len(series) > 1 else None,
+                colours=palette, x_title="t (steps)", y_title=title, cursor=float(t), height=180,
+            ),
+            key=f"values_{number}{side}",
+        )  # fmt: skip
+    step = values[values["step"] == t]
+    if len(step):
+        shown = " · ".join(
+            f"{column} {formatting.decimal(step[column].iloc[0], 3)}"
+            for column in ("q", "v", "advantage", "weight")
+        )
+        st.caption(f"t = {t}: {shown}")
+    sql = (
+        f"SELECT * FROM annotations\nWHERE trajectory = {formatting.literal(info.id)} ORDER BY step"
+    )
+    components.sql_note(sql, label="SQL of its annotations")
 
 
 def _images(trajectory: Any, t: int, info: Any, side: str) -> None:

@@ -397,6 +397,33 @@ def test_the_episode_viewer_shows_the_step_of_the_url(
     assert "none: the last row is an observation only" in last["value"].tolist()
 
 
+def test_an_annotated_episode_shows_the_critics_values_of_its_steps(
+    filled: str, service, client: Client, page: Page
+) -> None:
+    best, other, *_ = client.trajectories(filled, order="-return").items
+    values = {
+        "q": [t / 2 for t in range(LENGTH)],
+        "v": [1.25] * LENGTH,
+        "advantage": [None, *[0.75] * (LENGTH - 1)],
+        "weight": [1.0] * LENGTH,
+    }
+    client.annotate(filled, "critic", "r/1", [{"trajectory": best.id, **values}])
+
+    def captions(identity: str, t: int) -> list[str]:
+        drawn = page("trajectories", service.url, dataset=filled, id=identity, t=str(t))
+        check(drawn)
+        specs = [chart.proto.spec for chart in drawn.get("vega_lite_chart")]
+        titles = ("Q and V (return)", "advantage")
+        charted = [title for title in titles if any(title in spec for spec in specs)]
+        assert charted == (list(titles) if identity == best.id else [])
+        return [caption.value for caption in drawn.caption]
+
+    assert "Annotations: critic" in captions(best.id, 3)
+    assert "t = 3: q 1.500 · v 1.250 · advantage 0.750 · weight 1.000" in captions(best.id, 3)
+    assert "t = 0: q 0.000 · v 1.250 · advantage – · weight 1.000" in captions(best.id, 0)
+    assert not any("Annotations" in caption for caption in captions(other.id, 3))
+
+
 def test_two_episodes_are_shown_side_by_side(
     filled: str, service, client: Client, page: Page
 ) -> None:
