@@ -148,8 +148,10 @@ def test_no_environment_variable_is_invented() -> None:
     """A misspelt or renamed one is ignored silently: a test or a benchmark would prove nothing."""
     from server.settings import Settings
 
-    others = "URL TOKEN OUTBOX PARENT FAILPOINT DEBUG OPENAPI_EXAMPLES FLIPS KILLS SEED".split()
-    known = {f"STEPWELL_{name.upper()}" for name in (*Settings.model_fields, *others)}
+    others = "URL TOKEN OUTBOX PARENT FAILPOINT DEBUG OPENAPI_EXAMPLES"
+    proofs = "FLIPS KILLS SEED SCREENSHOTS"
+    words = f"{others} {proofs}".split()
+    known = {f"STEPWELL_{name.upper()}" for name in (*Settings.model_fields, *words)}
     for folder in ("tests", "benchmarks", "docs", "examples", "stepwell", "collector", "trainer"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md"):

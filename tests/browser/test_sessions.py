@@ -63,7 +63,7 @@ class Session:
     async def _refresh(self, socket: ClientConnection, fragment: str, seconds: float) -> None:
         with suppress(ConnectionClosed):  # the reader says why
             while True:
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(seconds)  # a moment: as long as the page said
                 await self._ask(socket, fragment)
 
     async def _read(self, socket: ClientConnection) -> None:
@@ -106,7 +106,7 @@ def away(session: Session) -> bool:
 async def until(done: Callable[[], bool], what: str) -> None:
     async with asyncio.timeout(SECONDS):
         while not done():
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # a moment: between two looks
     assert done(), what
 
 
