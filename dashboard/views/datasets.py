@@ -238,14 +238,14 @@ def _jobs() -> None:
         for warning in _warnings(job):
             st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",
                        icon=":material/warning:")  # fmt: skip
-    page = components.page("datasets")
-    if page is not None:
-        for job in listed[:WARNED]:
-            st.page_link(
-                page, label=f"{components.mark(job.state)}: {job.dataset or job.kind}, "
-                f"{formatting.ago(job.created_at)}", query_params={uploads.JOB: job.id},
-                icon=":material/open_in_new:",
-            )  # fmt: skip
+    for job in listed[:WARNED]:
+        label = f"{components.mark(job.state)}: {job.dataset or job.kind}"
+        if st.button(
+            f"{label}, {formatting.ago(job.created_at)}", key=f"open_{job.id}", type="tertiary",
+            icon=":material/open_in_new:",
+        ):  # fmt: skip
+            st.query_params[uploads.JOB] = job.id
+            st.rerun()
 
 
 def _warnings(job: Any) -> list[str]:

@@ -123,6 +123,11 @@ def test_its_link_leads_back_to_it_with_its_warnings(
     again = page("datasets", service.url, job=job_id)
     assert "1 trajectory, 30 transitions" in again.success[0].value
     assert any("have no end" in w.value for w in again.warning)
+    again.button(key="job_close").click().run()
+    assert not again.success
+    again.button(key=f"open_{job_id}").click().run()
+    assert "1 trajectory, 30 transitions" in again.success[0].value
+    assert job_of(again) == job_id
 
 
 def test_while_it_runs_the_page_shows_how_far_it_is_and_can_cancel(
