@@ -75,7 +75,9 @@ def _lerobot(folder: Path) -> Files | None:
     """Without its videos, which no import reads."""
     if not (folder / "meta/info.json").is_file():
         return None
-    return {"meta/info.json": folder / "meta/info.json", **(_parquet(folder) or {})}
+    names = ("meta/info.json", "meta/stepwell/spec.json")
+    about = {name: folder / name for name in names if (folder / name).is_file()}
+    return {**about, **(_parquet(folder) or {})}
 
 
 def _parquet(folder: Path) -> Files | None:

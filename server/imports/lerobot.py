@@ -3,6 +3,7 @@
     meta/info.json                     features: name → dtype, shape
     meta/tasks.parquet                 task_index, and the texts as index
     data/chunk-000/file-000.parquet    one row a frame, several episodes a file
+    meta/stepwell/                     what `stepwell export` put beside it: Kept
 
 Files are those of the archive; paths that info.json has are never opened. Rows become episodes in
 table_episodes.py. Videos are not read.
@@ -10,6 +11,7 @@ table_episodes.py. Videos are not read.
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,15 +24,17 @@ import numpy as np
 from server.imports import named
 from server.imports.archive import Archive
 from server.imports.column_map import ColumnMap, array_key, column_map
-from server.imports.named import About
+from server.imports.named import About, Leaf
 from server.imports.parquet import reported
 from server.imports.parquet_table import Table
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
 from server.imports.table_episodes import TableEpisodes
-from stepwell.metadata import MAX_NAME, MAX_TAGS
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION
+from stepwell.errors import InvalidData
+from stepwell.metadata import MAX_NAME, MAX_TAGS, TrajectoryMetadata
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
 
 INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
+SPEC, KEPT = "meta/stepwell/spec.json", "meta/stepwell/episodes.parquet"
 OWN = ("timestamp", "frame_index", "episode_index", "index", "task_index", "subtask_index")
 """Columns that every dataset has."""
 ROLES = {
@@ -63,16 +67,68 @@ def reading(
             raise ImportRefused(
                 f"features of {INFO} are missing in the data", got=", ".join(absent)[:300]
             )
-        preset = _columns(list(features))
+        kept = None
+        if SPEC in archive.names and not options.columns:
+            kept = Kept(archive, options, memory, max_rows)
+        preset = _columns(list(features)) if kept is None else kept.columns(list(features))
         if "reward" not in preset.single:
             options = replace(options, columns=("reward=", *options.columns))
-        source = LeRobotEpisodes(
-            table, column_map(table.columns, options.columns, preset), options, memory
-        )
+        columns = column_map(table.columns, options.columns, preset)
+        source = LeRobotEpisodes(table, columns, options, memory, kept)
         source.tasks = _tasks(archive, options, memory, max_rows)
         _check_counts(info, source)
         shown = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
         yield named.reading(source, options, memory, max_rows, shown)
+
+
+class Kept:
+    """What LeRobot cannot hold and `stepwell export` has written beside it: one row an episode.
+
+    Raises `ImportRefused`.
+    """
+
+    def __init__(self, archive: Archive, options: ImportOptions, memory: int, max_rows: int):
+        written = archive.json(SPEC)
+        try:
+            self.spec = EnvSpec.from_json(written["spec"])
+            self._columns = {
+                role: {key: str(written["columns"][role][key]) for key in spaces}
+                for role, spaces in (
+                    ("observation", self.spec.observations),
+                    ("action", self.spec.actions),
+                    ("info", self.spec.infos),
+                )
+            }
+        except (InvalidData, LookupError, TypeError) as error:
+            raise ImportRefused(f"{SPEC} cannot be read: {str(error)[:300]}") from None
+        if KEPT not in archive.names:
+            raise ImportRefused(f"{KEPT} is missing", expected=f"it, or no {SPEC}")
+        self.table = Table([(KEPT, archive.open(KEPT))], options.size, memory, max_rows)
+        names = ("terminated", "truncated", "final_obs_valid", "episode_index", "length")
+        finals = (*self._columns["observation"].values(), *self._columns["info"].values())
+        if absent := [n for n in (*names, "metadata", *finals) if n not in self.table.columns]:
+            raise ImportRefused(f"{KEPT} lacks columns", expected=", ".join(absent)[:300])
+        self.numbers = {n: self.table.numbers(n, 0, self.table.rows) for n in names}
+        self._metadata = self.table.whole("metadata").to_pylist()
+
+    def columns(self, features: list[str]) -> ColumnMap:
+        """The roles as the spec has them."""
+        found = _columns(features)
+        for role, columns in self._columns.items():
+            if absent := [name for name in columns.values() if name not in features]:
+                raise ImportRefused(
+                    f"{SPEC} names features that {INFO} lacks", expected=", ".join(absent)[:300]
+                )
+            found.arrays[role] = {key: (name,) for key, name in columns.items()}
+        return found
+
+    def metadata(self, number: int) -> TrajectoryMetadata:
+        try:
+            return TrajectoryMetadata.from_json(json.loads(self._metadata[number]))
+        except (InvalidData, ValueError, TypeError, RecursionError) as error:
+            raise ImportRefused(
+                f"metadata of episode {number} in {KEPT} cannot be read: {str(error)[:300]}"
+            ) from None
 
 
 class LeRobotEpisodes(TableEpisodes):
@@ -80,8 +136,65 @@ class LeRobotEpisodes(TableEpisodes):
 
     tasks: Mapping[int, str] = MappingProxyType({})
 
+    def __init__(
+        self,
+        table: Table,
+        columns: ColumnMap,
+        options: ImportOptions,
+        memory: int,
+        kept: Kept | None,
+    ):
+        self._kept = kept
+        super().__init__(table, columns, options, memory)
+        if kept is None:
+            return
+        lengths = [steps for _, steps in self.layout.episodes]
+        for name, expected in (("episode_index", self._names), ("length", map(str, lengths))):
+            if [*expected] != [str(value) for value in kept.numbers[name].tolist()]:
+                raise ImportRefused(
+                    f"{KEPT} is of other data",
+                    expected=f"the {name} of each episode of the data; without {SPEC} the "
+                    "dataset is read as any of LeRobot",
+                )
+
+    def written_spec(self) -> EnvSpec | None:
+        return None if self._kept is None else self._kept.spec
+
+    def rows(self, number: int, leaf: Leaf) -> Array:
+        array = super().rows(number, leaf)
+        if self._kept is not None and leaf.path.startswith("info/"):
+            array = np.concatenate([array[:-1], self._last(leaf, number)])
+        return array
+
+    def _final_known(self) -> bool:
+        return self._kept is not None or super()._final_known()
+
+    def _last(self, leaf: Leaf, number: int) -> Array:
+        """[1, *shape]."""
+        if self._kept is None:
+            return super()._last(leaf, number)
+        (column,) = self._leaves[leaf.path]
+        cells = self._kept.table.slice(column, number, number + 1)
+        found = self._decoded((column,), leaf.kind, [cells], f"{KEPT}/{column}")
+        if leaf.shape is not None and found.shape[1:] != leaf.shape:
+            raise ImportRefused(
+                f"{column[:100]} has another shape in {KEPT} than in the data",
+                expected=list(leaf.shape),
+                got=list(found.shape[1:]),
+            )
+        return found
+
     def about(self, number: int) -> About:
         about = super().about(number)
+        if self._kept is not None:
+            numbers = self._kept.numbers
+            return replace(
+                about,
+                terminated=bool(numbers["terminated"][number]),
+                truncated=bool(numbers["truncated"][number]),
+                final_obs_valid=bool(numbers["final_obs_valid"][number]),
+                metadata=self._kept.metadata(number),
+            )
         start, steps = int(self._starts[number]), self.layout.episodes[number][1]
         if self.tasks:
             codes = np.unique(self.table.numbers("task_index", start, start + steps))

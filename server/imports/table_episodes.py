@@ -288,15 +288,17 @@ class TableEpisodes:
         return cell.flatten()
 
     def _read(self, columns: Columns, kind: str, number: int) -> Array:
+        cells = [self._cells(column, number) for column in columns]
+        return self._decoded(columns, kind, cells, f"episode {self._names[number]}/{columns[0]}")
+
+    def _decoded(self, columns: Columns, kind: str, cells: list[pa.Array], name: str) -> Array:
         if kind == "texts":
-            texts = self._cells(columns[0], number).to_pylist()
-            return np.asarray([text or "" for text in texts], object)
+            return np.asarray([text or "" for text in cells[0].to_pylist()], object)
         if kind == "frames":
-            encoded = image_bytes(columns[0], self._cells(columns[0], number))
-            name = f"episode {self._names[number]}/{columns[0]}"[:200]
-            found = pixels(name, encoded, ("PNG", "JPEG"), self._memory)
+            encoded = image_bytes(columns[0], cells[0])
+            found = pixels(name[:200], encoded, ("PNG", "JPEG"), self._memory)
             return found if found.ndim == 4 else found[..., None]
-        arrays = [as_numbers(column, self._cells(column, number)) for column in columns]
+        arrays = [as_numbers(c, cell) for c, cell in zip(columns, cells, strict=True)]
         if len(arrays) == 1:
             return arrays[0]
         return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)

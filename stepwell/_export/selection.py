@@ -118,7 +118,7 @@ def only_key(chosen: Selection, target: str) -> tuple[str, str]:
         if len(names) > 1:
             raise InvalidData(
                 f"{target} holds one {what} array; {chosen.dataset} has several",
-                expected="--format minari or parquet, which hold named arrays",
+                expected="--format minari, lerobot or parquet, which hold named arrays",
                 got=", ".join(names),
             )
     return next(iter(spec.observations)), next(iter(spec.actions))

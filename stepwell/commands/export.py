@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stepwell._export import flat, minari, parquet
+from stepwell._export import flat, lerobot, minari, parquet
 from stepwell._export.selection import Selection, read, select
 from stepwell._plural import pluralize
 from stepwell.commands import common
@@ -26,6 +27,7 @@ EXAMPLES = """\
   stepwell export hopper --format parquet hopper/
   stepwell export hopper --where "return > 1000" --format d4rl good.hdf5
   stepwell export hopper --purpose eval --format minari hopper-eval/
+  stepwell export push@v1 --format lerobot --fps 50 push/
 
 What each format holds: docs/formats.md."""
 Write = Callable[[Path, Selection, Iterable[Trajectory]], None]
@@ -34,13 +36,16 @@ WRITERS: dict[str, Write] = {
     "d4rl": flat.write_d4rl,
     "parquet": parquet.write,
     "minari": minari.write,
+    "lerobot": lerobot.write,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("export", ABOUT, EXAMPLES)
     parser.add_argument("dataset")
-    parser.add_argument("out", type=Path, help="file (npz, d4rl) or folder (parquet, minari)")
+    parser.add_argument(
+        "out", type=Path, help="file (npz, d4rl) or folder (parquet, minari, lerobot)"
+    )
     parser.add_argument("--format", choices=WRITERS, required=True)
     parser.add_argument(
         "--where", metavar="SQL", help="condition over the table trajectories (docs/sql.md)"
@@ -51,9 +56,24 @@ def main(argv: list[str] | None = None) -> int:
         default="train",
         help="default: train; evaluation episodes are left out",
     )
+    parser.add_argument(
+        "--fps",
+        type=int,
+        metavar="N",
+        help=f"of lerobot: steps a second, which timestamps need (default {lerobot.FPS})",
+    )
     common.add_connection(parser)
     args = parser.parse_args(argv)
     out: Path = args.out
+    write = WRITERS[args.format]
+    if args.fps is not None:
+        if args.format != "lerobot":
+            raise InvalidData(
+                f"{args.format} has no timestamps", expected="--format lerobot, or no --fps"
+            )
+        if args.fps < 1:
+            raise InvalidData("--fps counts steps a second", expected="≥ 1", got=str(args.fps))
+        write = functools.partial(lerobot.write, fps=args.fps)
     _refuse_existing(out)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -67,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen = select(client, args.dataset, args.where, args.purpose)
         task = bar.add_task("trajectories", total=chosen.trajectories)
         trajectories = _counted(read(client, chosen), lambda: bar.advance(task))
-        _write(WRITERS[args.format], out, chosen, trajectories)
+        _write(write, out, chosen, trajectories)
     lost = chosen.losses.lines()
     if args.json:
         common.print_json(

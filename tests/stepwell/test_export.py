@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.imports import flat, minari
+from server.imports import flat, lerobot, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
 from stepwell._export import parquet, selection
@@ -26,8 +26,8 @@ from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
 DOCS = Path(__file__).parents[2] / "docs"
-FORMATS = ("npz", "d4rl", "minari", "parquet")
-SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "minari": "", "parquet": ""}
+FORMATS = ("npz", "d4rl", "minari", "lerobot", "parquet")
+SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "minari": "", "lerobot": "", "parquet": ""}
 
 
 @dataclass
@@ -103,7 +103,7 @@ CASES = {
     "unknown actions": Case(
         make_spec(action_known=True),
         several(make_spec(action_known=True)),
-        SEVERAL | {"minari": "refused"},
+        SEVERAL | {"minari": "refused", "lerobot": "refused"},
     ),
     "one step; 40,000 steps": Case(
         make_spec(), [make_trajectory(make_spec(), length=n, seed=n) for n in (1, 40_000, 2)]
@@ -146,8 +146,8 @@ def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
         spec, _, trajectories = parquet.read(path)
         return spec, list(trajectories)
     options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
-    reader = minari if format_ == "minari" else flat
-    packed = zipped(files_of(path)[1]) if format_ == "minari" else nullcontext(path)
+    reader = {"minari": minari, "lerobot": lerobot}.get(format_, flat)
+    packed = nullcontext(path) if reader is flat else zipped(files_of(path)[1])
     with packed as source, open(source, "rb") as file:
         options = replace(options, size=source.stat().st_size)
         with reader.reading(file, options, 1 << 30, 10**6) as found:
@@ -194,6 +194,11 @@ def test_what_is_exported_is_read_bit_for_bit(exported, run, tmp_path, capsys, t
         same(before, after, lost)
         if format_ == "parquet":
             assert after.digest == before.digest
+        if format_ == "lerobot":
+            said_of = after.metadata
+            again = replace(before.metadata, source=said_of.source, episode_id=said_of.episode_id)
+            assert again == said_of
+            assert before.metadata.episode_id in ("", said_of.episode_id)
     if lost == "metadata":
         for name in ("run", "tags", "policy", "metrics", "success", "env", "first_step"):
             assert f"stepwell: note: {format_} does not hold {name} (4 trajectories)" in said
@@ -264,6 +269,20 @@ def test_a_selection_is_exported(client, run, tmp_path, capsys):
         assert list(tmp_path.iterdir()) == []
     assert run("export", "no-such", tmp_path / "out", "--format", "npz") != 0
     assert "no-such" in capsys.readouterr().err
+
+
+def test_steps_a_second_are_of_lerobot(exported, run, tmp_path, capsys):
+    """LeRobot's timestamps need them; other formats have none."""
+    words = ("export", exported["discrete actions"], tmp_path / "out", "--fps")
+    assert run(*words, 5, "--format", "npz") == 2
+    assert "npz has no timestamps; expected --format lerobot" in capsys.readouterr().err
+    assert run(*words, 0, "--format", "lerobot") == 2
+    assert "--fps counts steps a second; expected ≥ 1; got 0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert run(*words, 5, "--format", "lerobot") == 0
+    assert "--fps" not in capsys.readouterr().err
+    frames = pd.read_parquet(tmp_path / "out/data")
+    assert frames["timestamp"].tolist()[:3] == pytest.approx([0, 0.2, 0.4])
 
 
 def test_a_version_is_exported(client, run, tmp_path):
