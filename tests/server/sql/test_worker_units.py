@@ -454,7 +454,7 @@ def test_the_program_gives_up_its_rights_first(played: Played) -> None:
     header, payload = answers[1]
     assert answers[0] == ({"ok": True, "confined": played.confined, "bytes": 0}, b"")
     assert header["ok"] and payload == b"[[1]]" and len(answers) == 2
-    locations = ["/one", "/two", f"{data}/shards", f"{data}/mirror"]
+    locations = ["/one", "/two", f"{data}/shards", f"{data}/mirror", f"{data}/annotations"]
     locations += ["/proc/self/cgroup", "/sys/fs/cgroup"]
     limits = {"address_space": (3 << 30) + 218 * MIB, "cpu_seconds": 3600}
     assert played.did == [
