@@ -136,8 +136,9 @@ class Person:
             self.page.screenshot(path=self._pictures / f"{name}.png")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Closed after each file: while Playwright runs, no other test can have an event loop."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no Chromium here; Debian has it as the package chromium")
