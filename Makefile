@@ -42,9 +42,11 @@ imports: $(BIN)/.installed
 unit: $(BIN)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-# Fifty kills of the live service instead of a dozen, a thousand flipped bits instead of forty.
+# Fifty kills of the live service instead of a dozen, a thousand flipped bits instead of forty, fifty
+# sessions of the dashboard instead of twelve.
 faults: $(BIN)/.installed
-	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 $(BIN)/python -m pytest tests/faults $(ARGS)
+	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_SESSIONS=50 $(BIN)/python -m pytest tests/faults \
+		tests/browser/test_sessions.py $(ARGS)
 
 # Small defects, one at a time: do the tests notice? Hours; ARGS='--help' says how to ask for less.
 mutants: $(BIN)/.installed

@@ -18,6 +18,7 @@ from stepwell.testing import wait_until
 EPISODES, STEPS = 12, 60
 COPY, OUTLIER = 3, 7
 """Episodes with a defect: equal to the one before, and one reward a thousand times too large."""
+FLAGGED = "SELECT count(*) FROM trajectories WHERE list_contains(flags, 'outlier')"
 SECONDS = 600.0
 
 
@@ -97,6 +98,7 @@ def test_from_a_file_to_a_leaderboard(
     me.unfolds("Label many")
     me.types("Add flag", "outlier")
     me.clicks("Apply")
+    wait_until(lambda: client.sql(FLAGGED).one() == 1, SECONDS, what="a flag")
     me.opens("/trajectories?dataset=swings&label=outlier")
     me.sees("1 matching trajectory")
     me.look("3-flag")
