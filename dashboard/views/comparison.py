@@ -92,8 +92,10 @@ def _table(found: Any, colours: dict[str, str]) -> None:
         frame = frame.drop(columns="normalised")
     empty = [name for name in ("alarms", "not included") if not frame[name].any()]
     frame = frame.drop(columns=empty)
-    two = st.column_config.NumberColumn(format="%.2f")
+    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
     columns = {
+        "seeds": whole,
+        "episodes": whole,
         "mean": two,
         "IQM": st.column_config.NumberColumn(
             format="%.2f", help="Interquartile mean over all episodes of all training seeds"

@@ -114,8 +114,10 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
     )
     if frame["normalised"].isna().all():
         frame = frame.drop(columns="normalised")
-    two = st.column_config.NumberColumn(format="%.2f")
+    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
     columns = {
+        "seeds": whole,
+        "episodes": whole,
         "mean": two,
         "IQM": two,
         "normalised": st.column_config.NumberColumn(

@@ -108,9 +108,14 @@ def test_a_run_that_comes_moves_no_selection(
 def marks(page: AppTest, table: int = 0, by: str = "run") -> dict[str, str]:
     """Run → the colour of its mark in a table."""
     element = page.dataframe[table]
-    found = re.findall(r"_row(\d+)_col0 \{\s*color: (#\w+)", element.proto.arrow_data.styler.styles)
+    # Rows of one colour share a rule.
+    rules = re.findall(r"([^{}]*)\{\s*color: (#\w+)", element.proto.arrow_data.styler.styles)
     names = element.value[by].tolist()
-    return {names[int(row)]: colour for row, colour in found}
+    return {
+        names[int(row)]: colour
+        for cells, colour in rules
+        for row in re.findall(r"_row(\d+)_col0", cells)
+    }
 
 
 def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
@@ -121,9 +126,8 @@ def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
 
 
 def test_fifty_runs_have_fifty_colours_which_are_the_same_on_every_page(
-    fresh_service, name: str, page: Page
+    service, client: Client, name: str, page: Page
 ) -> None:
-    service, client = fresh_service, fresh_service.client()
     names = [f"{name}-{i:02d}" for i in range(50)]
     tags = [f"comparison:{name}"]
     for i, run in enumerate(names):
