@@ -72,12 +72,13 @@ def _has_member(path: Path, member: str) -> bool:
 
 
 def _lerobot(folder: Path) -> Files | None:
-    """Without its videos, which no import reads."""
     if not (folder / "meta/info.json").is_file():
         return None
     names = ("meta/info.json", "meta/stepwell/spec.json")
     about = {name: folder / name for name in names if (folder / name).is_file()}
-    return {**about, **(_parquet(folder) or {})}
+    found = sorted(path for path in (folder / "videos").rglob("*.mp4") if path.is_file())
+    videos = {path.relative_to(folder).as_posix(): path for path in found}
+    return {**about, **(_parquet(folder) or {}), **videos}
 
 
 def _parquet(folder: Path) -> Files | None:

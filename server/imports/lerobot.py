@@ -3,10 +3,11 @@
     meta/info.json                     features: name → dtype, shape
     meta/tasks.parquet                 task_index, and the texts as index
     data/chunk-000/file-000.parquet    one row a frame, several episodes a file
+    videos/FEATURE/…                   videos.py
     meta/stepwell/                     what `stepwell export` put beside it: Kept
 
 Files are those of the archive; paths that info.json has are never opened. Rows become episodes in
-table_episodes.py. Videos are not read.
+table_episodes.py.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import numpy as np
 
 from server.imports import named
 from server.imports.archive import Archive
-from server.imports.column_map import ColumnMap, array_key, column_map
+from server.imports.column_map import ColumnMap, Columns, array_key, column_map, shown
 from server.imports.named import About, Leaf
 from server.imports.parquet import reported
 from server.imports.parquet_table import Table
 from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
 from server.imports.table_episodes import TableEpisodes
+from server.imports.videos import Videos
 from stepwell.errors import InvalidData
 from stepwell.metadata import MAX_NAME, MAX_TAGS, TrajectoryMetadata
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
@@ -58,27 +60,32 @@ def reading(
     if not archive.enter(INFO):
         raise ImportRefused(f"{INFO} is missing", got=", ".join(archive.names[:20])[:300])
     info = archive.json(INFO)
-    features = _features(info, options)
+    features = _features(info)
+    filmed = [name for name, feature in features.items() if feature.get("dtype") == "video"]
+    if options.videos == "no":
+        features, filmed = {n: f for n, f in features.items() if n not in filmed}, []
     names = [n for n in archive.names if n.startswith("data/") and n.endswith(".parquet")]
     with reported():
         files = [(name, archive.open(name)) for name in names]
         table = Table(files, options.size, memory, max_rows)
-        if absent := [name for name in features if name not in table.columns]:
+        if absent := [n for n in features if n not in table.columns and n not in filmed]:
             raise ImportRefused(
                 f"features of {INFO} are missing in the data", got=", ".join(absent)[:300]
             )
-        kept = None
-        if SPEC in archive.names and not options.columns:
+        kept = videos = None
+        if filmed:
+            videos = Videos(archive, filmed, _fps(info), options, memory, max_rows)
+        elif SPEC in archive.names and not options.columns:
             kept = Kept(archive, options, memory, max_rows)
         preset = _columns(list(features)) if kept is None else kept.columns(list(features))
         if "reward" not in preset.single:
             options = replace(options, columns=("reward=", *options.columns))
-        columns = column_map(table.columns, options.columns, preset)
-        source = LeRobotEpisodes(table, columns, options, memory, kept)
+        columns = column_map([*table.columns, *filmed], options.columns, preset)
+        source = LeRobotEpisodes(table, columns, options, memory, kept, videos)
         source.tasks = _tasks(archive, options, memory, max_rows)
         _check_counts(info, source)
-        shown = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
-        yield named.reading(source, options, memory, max_rows, shown)
+        about = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
+        yield named.reading(source, options, memory, max_rows, about)
 
 
 class Kept:
@@ -132,7 +139,8 @@ class Kept:
 
 
 class LeRobotEpisodes(TableEpisodes):
-    """Rows of a LeRobot dataset, with the tasks of each episode as tags."""
+    """Rows of a LeRobot dataset, with the frames of its videos, and the tasks of each episode as
+    tags."""
 
     tasks: Mapping[int, str] = MappingProxyType({})
 
@@ -143,8 +151,9 @@ class LeRobotEpisodes(TableEpisodes):
         options: ImportOptions,
         memory: int,
         kept: Kept | None,
+        videos: Videos | None,
     ):
-        self._kept = kept
+        self._kept, self._videos = kept, videos
         super().__init__(table, columns, options, memory)
         if kept is None:
             return
@@ -165,6 +174,34 @@ class LeRobotEpisodes(TableEpisodes):
         if self._kept is not None and leaf.path.startswith("info/"):
             array = np.concatenate([array[:-1], self._last(leaf, number)])
         return array
+
+    def _leaf(self, role: str, key: str, columns: Columns) -> Leaf:
+        if self._videos is None or not any(column in self._videos for column in columns):
+            return super()._leaf(role, key, columns)
+        path = f"{role}/{key}"
+        if role != "observation" or len(columns) > 1:
+            raise ImportRefused(
+                f"{path} cannot be made of videos",
+                expected="an observation of one video",
+                got=shown(columns),
+            )
+        if self.columns.one("episode") != ROLES["episode"]:
+            raise ImportRefused(
+                "videos are found by episode_index",
+                expected="it as the episode, or videos=no",
+                got=f"columns=episode={self.columns.one('episode') or ''}"[:200],
+            )
+        scaled = "" if self._videos.size is None else "scaled frames of "
+        self.layout.warnings.append(f"{path}: {scaled}a video, whose coding changes pixels")
+        self._leaves[path] = columns
+        return Leaf(path, None, np.dtype(np.uint8), "frames")
+
+    def _read(self, columns: Columns, kind: str, number: int) -> Array:
+        if self._videos is None or columns[0] not in self._videos:
+            return super()._read(columns, kind, number)
+        start, steps = int(self._starts[number]), self.layout.episodes[number][1]
+        seconds = self.table.numbers("timestamp", start, start + steps).astype(np.float64)
+        return self._videos.frames(columns[0], int(self._names[number]), seconds.reshape(-1))
 
     def _final_known(self) -> bool:
         return self._kept is not None or super()._final_known()
@@ -204,8 +241,8 @@ class LeRobotEpisodes(TableEpisodes):
         return about
 
 
-def _features(info: dict[str, Any], options: ImportOptions) -> dict[str, Any]:
-    """The features that are columns. Raises `ImportRefused` for another version, and for videos."""
+def _features(info: dict[str, Any]) -> dict[str, Any]:
+    """Name → what it is. Raises `ImportRefused` for another version."""
     version = str(info.get("codebase_version", ""))
     if not version.startswith("v3."):
         raise ImportRefused(
@@ -222,14 +259,14 @@ def _features(info: dict[str, Any], options: ImportOptions) -> dict[str, Any]:
     features = info.get("features")
     if not isinstance(features, dict) or not all(isinstance(f, dict) for f in features.values()):
         raise ImportRefused(f"{INFO} has no features", got=str(features)[:100])
-    videos = [name for name, feature in features.items() if feature.get("dtype") == "video"]
-    if videos and options.videos != "no":
-        raise ImportRefused(
-            "videos cannot be imported",
-            expected="videos=no, which leaves them out",
-            got=", ".join(videos)[:200],
-        )
-    return {name: feature for name, feature in features.items() if name not in videos}
+    return features
+
+
+def _fps(info: dict[str, Any]) -> float:
+    fps = info.get("fps")
+    if not isinstance(fps, int | float) or not 0 < fps < 1e6:
+        raise ImportRefused(f"fps in {INFO} is no rate", expected="frames a second", got=fps)
+    return float(fps)
 
 
 def _columns(features: list[str]) -> ColumnMap:

@@ -71,7 +71,7 @@ class ImportOptions:
     split: str = ""
     """Of folders with several: "train"."""
     videos: str = ""
-    """"no" leaves videos out."""
+    """"no" leaves videos out, "96x96" scales frames to this width and height."""
     drop_infos: tuple[str, ...] = ()
     """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import StringConstraints
@@ -47,7 +47,13 @@ async def upload(
         Query(max_length=256, description="of tables: role=column,column; once for each role"),
     ] = [],  # noqa: B006 - FastAPI copies it
     split: Annotated[str, Query(max_length=128, description="of a folder with several")] = "",
-    videos: Annotated[Literal["", "no"], Query(description="no: leave videos out")] = "",
+    videos: Annotated[
+        str,
+        Query(
+            pattern=r"^(no|[1-9]\d{0,3}x[1-9]\d{0,3})?$",
+            description="no: leave videos out; 96x96: scale their frames to this width and height",
+        ),
+    ] = "",
     drop_infos: Annotated[
         str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
     ] = "",

@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         default=[],
         metavar="KEY=VALUE",
         help="further option of the importer: action=discrete:6, "
-        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train, videos=no",
+        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train, videos=96x96 "
+        "(scales frames), videos=no",
     )
     parser.add_argument(
         "--columns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,154 @@ def test_columns_replace_what_is_taken(tmp_path: Path) -> None:
     assert got[0].rewards.tolist() == [0, 1, 2]
 
 
-def test_videos_are_refused_or_left_out(tmp_path: Path) -> None:
-    folder = made(tmp_path / "set")
-    features = json.loads((folder / "meta/info.json").read_text())["features"]
-    edited(folder, features=features | {"observation.images.top": {"dtype": "video"}})
-    with pytest.raises(ImportRefused, match="videos") as error:
-        read(folder)
-    assert "videos=no" in error.value.expected
-    assert len(read(folder, videos="no")[1]) == 3
+# --- videos ---------------------------------------------------------------------------------------
 
+TOP = "observation.images.top"
+CODECS = {
+    "mpeg4": {"b": "4000000"},
+    "libx264": {"crf": "15", "bf": "2"},
+    "libsvtav1": {"crf": "20", "preset": "10"},
+}
+FPS, WIDTH, HEIGHT = 10, 64, 48
+
+
+def film(path: Path, pictures: np.ndarray, codec: str = "mpeg4") -> None:
+    """[N, H, W, 3] as MP4, with a key frame every 5 frames."""
+    av = pytest.importorskip("av")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream(codec, rate=FPS, options=CODECS[codec] | {"g": "5"})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for picture in pictures:
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def pictures() -> np.ndarray:
+    """One a row of the table: its left half is as bright as its number, its right half is not."""
+    bright = (20 + 25 * np.arange(ROWS)).astype(np.uint8)
+    found = np.empty((ROWS, HEIGHT, WIDTH, 3), np.uint8)
+    found[:] = bright[:, None, None, None]
+    found[:, :, WIDTH // 2 :] = 255 - found[:, :, WIDTH // 2 :]
+    return found
+
+
+def filmed(folder: Path, codec: str = "mpeg4") -> Path:
+    """Episodes 0 and 2 in one file, 2 first, after a frame of nothing; episode 1 in another."""
+    made(folder)
+    known = pictures()
+    first, second, third = np.split(known, np.cumsum(LENGTHS)[:-1])
+    nothing = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
+    videos = folder / "videos" / TOP / "chunk-000"
+    film(videos / "file-000.mp4", np.concatenate([nothing, third, first]), codec)
+    film(videos / "file-001.mp4", second, codec)
+    write_places(folder)
+    info = json.loads((folder / "meta/info.json").read_text())
+    feature = {"dtype": "video", "shape": [HEIGHT, WIDTH, 3], "names": ["height", "width", "c"]}
+    return edited(folder, features=info["features"] | {TOP: feature})
+
+
+def write_places(folder: Path, **changes: Any) -> None:
+    columns: dict[str, Any] = {
+        "episode_index": [0, 1, 2],
+        "length": LENGTHS,
+        f"videos/{TOP}/chunk_index": [0, 0, 0],
+        f"videos/{TOP}/file_index": [0, 1, 0],
+        f"videos/{TOP}/from_timestamp": [(1 + LENGTHS[2]) / FPS, 0.0, 1 / FPS],
+    }
+    columns |= {f"videos/{TOP}/{name}": values for name, values in changes.items()}
+    columns = {name: values for name, values in columns.items() if values is not None}
+    pd.DataFrame(columns).to_parquet(folder / "meta/episodes/chunk-000/file-000.parquet")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_each_step_has_its_frame_of_the_video(tmp_path: Path, codec: str) -> None:
+    found, got = read(filmed(tmp_path / "set", codec))
+    assert found.spec.observations["images/top"].shape == (HEIGHT, WIDTH, 3)
+    frames = np.concatenate([t.obs["images/top"][:-1] for t in got])
+    assert frames.dtype == np.uint8
+    assert np.abs(frames.astype(int) - pictures()).mean() < 6
+    assert np.array_equal(got[1].obs["images/top"][-1], got[1].obs["images/top"][-2])
+    assert "images/top: a video, whose coding changes pixels" in " ".join(found.warnings)
+
+
+def test_frames_are_scaled(tmp_path: Path) -> None:
+    found, got = read(filmed(tmp_path / "set"), videos="32x24")
+    assert found.spec.observations["images/top"].shape == (24, 32, 3)
+    frames = np.concatenate([t.obs["images/top"][:-1] for t in got])
+    assert np.abs(frames.astype(int) - pictures()[:, ::2, ::2]).mean() < 6
+    assert "scaled frames of a video" in " ".join(found.warnings)
+
+
+def test_videos_can_be_left_out(tmp_path: Path) -> None:
+    found, got = read(filmed(tmp_path / "set"), videos="no")
+    assert "images/top" not in found.spec.observations
+    assert len(got) == 3
+
+
+def test_without_a_decoder_a_refusal_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = filmed(tmp_path / "set")
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportRefused, match="is a video") as error:
+        read(folder)
+    assert "pip install av" in error.value.expected and "videos=no" in error.value.expected
+
+
+def video(folder: Path, number: int = 0) -> Path:
+    return folder / f"videos/{TOP}/chunk-000/file-{number:03d}.mp4"
+
+
+VIDEO_LIES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a video that ends early": (lambda f: film(video(f), pictures()[:3]), "lacks a frame"),
+    "a place behind the end": (lambda f: write_places(f, from_timestamp=[900.0, 0, 0.1]), "lacks"),
+    "a place that is none": (lambda f: write_places(f, from_timestamp=[np.nan, 0, 0]), "lacks"),
+    "a file that is none": (lambda f: write_places(f, file_index=[7, 1, 0]), "file-007.mp4 is mis"),
+    "a half number": (lambda f: write_places(f, file_index=[0.5, 1, 0]), "not one number"),
+    "no places": (lambda f: write_places(f, file_index=None), "does not say where videos are"),
+    "no video": (lambda f: video(f).unlink(), "missing"),
+    "another kind of file": (lambda f: video(f).write_bytes(b"PAR1" * 99), "no video"),
+    "a playlist": (lambda f: video(f).write_text("#EXTM3U\nfile:///etc/passwd"), "no video"),
+    "a cut video": (lambda f: video(f).write_bytes(video(f).read_bytes()[:-900]), "no video|lacks"),
+    "no rate": (lambda f: edited(f, fps="fast"), "no rate"),
+    "an endless rate": (lambda f: edited(f, fps=float("inf")), "no rate"),
+}
+
+
+@pytest.mark.parametrize("name", VIDEO_LIES)
+def test_a_lie_about_videos_is_refused(tmp_path: Path, name: str) -> None:
+    change, why = VIDEO_LIES[name]
+    folder = filmed(tmp_path / "set")
+    change(folder)
+    with pytest.raises(ImportRefused, match=why):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        (f"action={TOP}", "cannot be made of videos"),
+        (f"observation={TOP},observation.state", "cannot be made of videos"),
+        ("episode=", "found by episode_index"),
+    ],
+)
+def test_what_cannot_be_a_video_is_refused(tmp_path: Path, columns: str, why: str) -> None:
+    with pytest.raises(ImportRefused, match=why):
+        read(filmed(tmp_path / "set"), columns)
+
+
+def test_videos_through_the_service(importing: Any, tmp_path: Path) -> None:
+    """In the sandbox: the decoder starts threads and reads its libraries there."""
+    _, files = files_of(filmed(tmp_path / "set", "libsvtav1"))
+    with zipped(files) as packed:
+        job = importing.run(packed, "films", format="zip", videos="32x24")
+    assert job.state == "succeeded", job
+    assert (job.result["format"], job.result["trajectories"]) == ("lerobot", 3)
+
+
+# --- lies -----------------------------------------------------------------------------------------
 
 LIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a path that leaves": (lambda f: edited(f, data_path="../../etc/{x}"), "out of the folder"),
