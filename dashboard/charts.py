@@ -22,6 +22,7 @@ INK = {"light": "#3d4652", "dark": "#c3ccd7"}
 """Of texts, by theme: Streamlit's own grey is too light."""
 MAIN = "#126fd9"
 QUIET = "#647287"
+"""Of references, such as other people's results."""
 CURSOR = "#cb450b"
 FEW = 80
 """Up to this many points are drawn with marks, because a single point has no visible line."""
@@ -37,7 +38,7 @@ PALETTE = (
     "#d61f8a",
     "#077d8d",
     "#9b6508",
-    "#647287",
+    "#c030d2",
     "#6a60d7",
     "#62770d",
 )

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from amago_model.errors import AmagoError
-from stepwell._exit_message import fail
-from stepwell._plugins import import_plugins
 from stepwell._plural import pluralize
 from stepwell._sql import literal
 from stepwell.client import Client
 from stepwell.commands import common
-from stepwell.errors import BadRequest, StepwellError
+from stepwell.errors import BadRequest
 from stepwell.messages import split_version
+from trainer import policy_commands
 from trainer.config import DataConfig, TrainConfig, default_cache
 from trainer.errors import SettingError
 
@@ -54,16 +52,7 @@ EXAMPLES = """\
 
 def main(argv: list[str] | None = None) -> int:
     """Annotate; returns the exit status."""
-    args = _parse(argv)
-    try:
-        import_plugins(args.plugin, SettingError)
-        with common.connect(args) as client:
-            return _run(client, args)
-    except KeyboardInterrupt:
-        print("\nstopped; the same command continues", file=sys.stderr)
-        return 130
-    except (StepwellError, AmagoError) as error:
-        return fail("stepwell annotate", error)
+    return policy_commands.run("annotate", _run, _parse(argv))
 
 
 def _run(client: Client, args: argparse.Namespace) -> int:
@@ -230,13 +219,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--name", default=None, help="of the annotations (default: the policy, RUN/VERSION)")
     add("--include-eval", action="store_true", help="also evaluation episodes")
     add("--device", default="cpu", help="of the networks (default: %(default)s)")
-    add("--cache", type=Path, default=None,
-        help="folder of this node's columns (default: as for training, data.cache)")  # fmt: skip
-    add("--plugin", action="append", default=[], metavar="MODULE",
-        help="module to import first, for policies with custom modules")  # fmt: skip
     add("--delete", default="", metavar="NAME",
         help="delete the annotations of that name instead; needs the scope admin")  # fmt: skip
-    common.add_connection(parser)
+    policy_commands.add_options(parser)
     args = parser.parse_args(argv)
     if bool(args.policy) == bool(args.delete):
         parser.error("expected --policy RUN[:VERSION], or --delete NAME")

@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from amago_model.errors import AmagoError
-from stepwell._exit_message import fail
-from stepwell._plugins import import_plugins
 from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
-from stepwell.errors import StepwellError
 from stepwell.messages import MetricPoint, Policy, Run
+from trainer import policy_commands
 from trainer.errors import SettingError
 
 if TYPE_CHECKING:
@@ -76,16 +73,7 @@ class RunEstimates:
 
 def main(argv: list[str] | None = None) -> int:
     """Estimate, store, print; returns the exit status."""
-    args = _parse(argv)
-    try:
-        import_plugins(args.plugin, SettingError)
-        with common.connect(args) as client:
-            return _run(client, args)
-    except KeyboardInterrupt:
-        print("\nstopped; the same command continues", file=sys.stderr)
-        return 130
-    except (StepwellError, AmagoError) as error:
-        return fail("stepwell estimate", error)
+    return policy_commands.run("estimate", _run, _parse(argv))
 
 
 def _run(client: Client, args: argparse.Namespace) -> int:
@@ -362,11 +350,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="of more data, some trajectories are used (default: %(default)s)")  # fmt: skip
     add("--again", action="store_true", help="repeat stored estimates")
     add("--no-alias", dest="alias", action="store_false", help="do not set RUN/best")
-    add("--cache", type=Path, default=None,
-        help="folder of this node's columns (default: as for training, data.cache)")  # fmt: skip
-    add("--plugin", action="append", default=[], metavar="MODULE",
-        help="module to import first, for policies with custom modules")  # fmt: skip
-    common.add_connection(parser)
+    policy_commands.add_options(parser)
     return parser.parse_args(argv)
 
 

@@ -72,8 +72,9 @@ group by copy"""
 
 
 CHECKS = (
-    Check("duplicate", "warning", "{n} have the content of another one ({what})", _duplicate),
-    Check("content_leak", "error", "{n} for training are also evaluation episodes", _content_leak),
-    Check("near_duplicate", "warning", "{n} share many steps with another one ({what})",
+    Check("duplicate", "warning", "{n} with the content of another one ({what})", _duplicate),
+    Check("content_leak", "error", "{n} for training with the content of an evaluation episode",
+          _content_leak),
+    Check("near_duplicate", "warning", "{n} sharing many steps with another one ({what})",
           _near_duplicate),
 )  # fmt: skip

@@ -63,11 +63,11 @@ SHIFTED = "shift the rewards by one step where the data is made, and import it a
 CHECKS = (
     Check("zero_rewards", "warning", "all rewards are 0", _zero_rewards,
           "relabel the rewards before training on it"),
-    Check("reward_outlier", "warning", "{n} have rewards far beyond all others ({what})",
+    Check("reward_outlier", "warning", "{n} with rewards far beyond all others ({what})",
           _reward_outlier),
-    Check("reward_scale", "warning", "{n} have rewards on another scale ({what})", _reward_scale),
-    Check("reward_sign", "warning", "{n} have rewards of the other sign ({what})", _reward_sign),
-    Check("last_reward_missing", "warning", "{n} were cut off with a last reward of 0, where "
+    Check("reward_scale", "warning", "{n} with rewards on another scale ({what})", _reward_scale),
+    Check("reward_sign", "warning", "{n} with rewards of the other sign ({what})", _reward_sign),
+    Check("last_reward_missing", "warning", "{n} cut off with a last reward of 0, where "
           "nearly all others are not 0: are rewards shifted by a step?", _last_reward_missing,
           SHIFTED),
     Check("first_reward_missing", "warning", "{what}, and nearly no others: are rewards shifted "

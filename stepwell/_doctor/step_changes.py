@@ -129,19 +129,19 @@ where is_last and zero and final_obs_valid
 
 
 CHECKS = (
-    Check("constant_episode", "warning", "{n} never change their observation ({what})",
+    Check("constant_episode", "warning", "{n} with one observation from begin to end ({what})",
           _constant_episode),
-    Check("stuck_number", "warning", "{n} have a number that never changes, elsewhere it does "
+    Check("stuck_number", "warning", "{n} with a number that never changes, elsewhere it does "
           "({what})", _stuck_number),
-    Check("teleport", "warning", "{n} have a change within an episode that is far beyond all "
+    Check("teleport", "warning", "{n} with a change within an episode that is far beyond all "
           "others ({what}): two episodes in one?", _teleport),
-    Check("final_jump", "warning", "{n} have a last observation far from the one before ({what}): "
+    Check("final_jump", "warning", "{n} with a last observation far from the one before ({what}): "
           "that of another episode?", _final_jump),
-    Check("last_is_next_first", "error", "{n} end with the first observation of the next "
+    Check("last_is_next_first", "error", "{n} ending with the first observation of the next "
           "trajectory", _last_is_next_first),
-    Check("last_is_copy", "warning", "{n} end with a copy of the observation before",
+    Check("last_is_copy", "warning", "{n} ending with a copy of the observation before",
           _last_is_copy),
-    Check("last_is_zero", "error", "{n} end with an observation of zeros", _last_is_zero),
-    Check("repeated_observation", "warning", "{n} have a step whose observation is that of the "
+    Check("last_is_zero", "error", "{n} ending with an observation of zeros", _last_is_zero),
+    Check("repeated_observation", "warning", "{n} with a step whose observation is that of the "
           "step before ({what}), which is rare here", _repeated_observation),
 )  # fmt: skip

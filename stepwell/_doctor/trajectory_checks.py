@@ -70,32 +70,32 @@ where high > low and abs("return" - middle) > 20 * (high - low)"""
 CHECKS = (
     Check(
         "open_end", "warning",
-        "{n} neither terminated nor were truncated, and do not go on in another trajectory",
+        "{n} neither terminated nor truncated, and not going on in another trajectory",
         _open_end,
     ),
-    Check("one_step", "warning", "{n} have a single step, and most others many", _one_step),
+    Check("one_step", "warning", "{n} of a single step, where most others have many", _one_step),
     Check(
         "unmarked_timeout", "warning",
-        "{n} end as terminated at exactly the greatest length ({what}): time limits, not ends?",
+        "{n} terminated at exactly the greatest length ({what}): time limits, not ends?",
         _unmarked_timeout,
         "record or import them again with the limit as truncation: values would learn that "
         "the world ends there",
     ),
     Check(
         "early_truncation", "warning",
-        "{n} were cut off earlier than the usual limit ({what}): a reset that is marked wrongly?",
+        "{n} cut off earlier than the usual limit ({what}): a reset that is marked wrongly?",
         _early_truncation,
     ),
-    Check("overlap", "error", "{n} share steps with another piece of their episode", _overlap),
+    Check("overlap", "error", "{n} sharing steps with another piece of their episode", _overlap),
     Check(
         "seed_leak", "warning",
-        "{n} for training have an environment seed of an evaluation episode ({what})", _seed_leak,
+        "{n} for training with an environment seed of an evaluation episode ({what})", _seed_leak,
     ),
     Check(
         "unknown_last_observation", "note",
-        "{n} do not know their last observation; its value is not learned", _unknown_last,
+        "{n} without a known last observation, whose value is not learned", _unknown_last,
         "nothing",
     ),
-    Check("return_outlier", "note", "{n} have a return far from all others ({what})",
+    Check("return_outlier", "note", "{n} with a return far from all others ({what})",
           _return_outlier),
 )  # fmt: skip

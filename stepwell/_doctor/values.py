@@ -162,16 +162,16 @@ from {s.steps} where not is_last having avg(({" or ".join(parts)})::int) > 0.9""
 
 
 CHECKS = (
-    Check("sentinel", "warning", "{n} have numbers far beyond all others ({what})", _sentinel),
+    Check("sentinel", "warning", "{n} with numbers far beyond all others ({what})", _sentinel),
     Check("constant_number", "note", "these numbers never change: {what}", _constant_number,
           "nothing; an agent learns nothing from them"),
     Check("units", "note", "spreads of the numbers differ by more than a million: {what}", _units,
           "nothing, if inputs are normalised; very small ones are only centred"),
     Check("dark_image", "warning", "images have {what}: were they scaled to 0 … 1 before?",
           _dark_image, "multiply by 255 where the data is made, and import it again"),
-    Check("nan_info", "note", "{n} have infos that are not finite ({what})", _nan_info, "nothing"),
-    Check("action_outside", "error", "{n} have actions outside of their space ({what})", _outside),
-    Check("constant_action", "warning", "{n} repeat one action from begin to end ({what})",
+    Check("nan_info", "note", "{n} with infos that are not finite ({what})", _nan_info, "nothing"),
+    Check("action_outside", "error", "{n} with actions outside of their space ({what})", _outside),
+    Check("constant_action", "warning", "{n} repeating one action from begin to end ({what})",
           _constant_action),
     Check("unused_action", "note", "actions that were never taken: {what}", _unused_action,
           "nothing; their values are guesses"),

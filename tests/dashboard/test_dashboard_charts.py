@@ -66,13 +66,15 @@ def oklab(colour: str) -> np.ndarray:
     return np.array(to_lab) @ np.cbrt(np.array(to_cones) @ linear)
 
 
-def test_fifty_runs_have_fifty_colours_that_one_can_tell_apart() -> None:
+def test_fifty_runs_and_the_references_have_colours_that_one_can_tell_apart() -> None:
     places = [oklab(colour) for colour in charts.RUN_PALETTE]
     assert len(places) == 50
     pairs = [(i, j) for i in range(50) for j in range(i)]
     assert min(np.linalg.norm(places[i] - places[j]) for i, j in pairs) > 0.06
     near = [(i, (i + k) % 50) for i in range(50) for k in (1, 2, 3)]
     assert min(np.linalg.norm(places[i] - places[j]) for i, j in near) > 0.07
+    reference = oklab(charts.QUIET)
+    assert min(np.linalg.norm(place - reference) for place in places) > 0.06
 
 
 def test_a_run_has_its_colour_in_every_selection() -> None:
