@@ -4,8 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Two small BLAS pools fighting over two cores are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
-# Files of tests at once; 0 runs them one after another in one process.
-JOBS ?= 2
+# Files of tests at once, two to four as there are cores; 0 runs them one after another in one process.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n < 2 ? 2 : n )))
 
 .PHONY: demo test lint format types imports unit faults mutants bench learn-checks serve dash clean help
 
@@ -42,7 +42,7 @@ imports: $(BIN)/.installed
 unit: $(BIN)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-# Fifty kills of the live service instead of a dozen, a thousand flipped bits instead of forty, fifty
+# Fifty kills of the live service instead of six, a thousand flipped bits instead of forty, fifty
 # sessions of the dashboard instead of twelve.
 faults: $(BIN)/.installed
 	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_SESSIONS=50 $(BIN)/python -m pytest tests/faults \

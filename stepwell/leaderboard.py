@@ -11,6 +11,7 @@ import os.path
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -118,18 +119,24 @@ def run_of(policy: str) -> str:
 
 def _standing(found: list[Evaluation]) -> Standing:
     found = sorted(found, key=lambda e: e.policy)
-    returns = [e.returns for e in found]
+    mean, iqm = _intervals(tuple(tuple(e.returns) for e in found))
     runs = [run_of(e.policy) for e in found]
     name = found[0].policy
     if len(runs) > 1:
         name = os.path.commonprefix(runs).rstrip("-_/ ") or runs[0]
     return Standing(
         name=name,
-        mean=bootstrap_grouped_mean(returns),
-        iqm=bootstrap_grouped_iqm(returns),
+        mean=mean,
+        iqm=iqm,
         evaluations=found,
         reference="/" not in found[0].policy,
     )
+
+
+@lru_cache(maxsize=4096)
+def _intervals(returns: tuple[tuple[float, ...], ...]) -> tuple[Interval, Interval]:
+    """Of mean and IQM; kept, because a page is drawn again and again from the same returns."""
+    return bootstrap_grouped_mean(returns), bootstrap_grouped_iqm(returns)
 
 
 def improvement(ours: Standing, others: Standing, resamples: int = 1000) -> Interval:

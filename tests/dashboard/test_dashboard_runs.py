@@ -126,8 +126,10 @@ def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
 
 
 def test_fifty_runs_have_fifty_colours_which_are_the_same_on_every_page(
-    service, client: Client, name: str, page: Page
+    fresh_service, name: str, page: Page
 ) -> None:
+    """A service of its own: the workers of other tests would take colours on their page."""
+    service, client = fresh_service, fresh_service.client()
     names = [f"{name}-{i:02d}" for i in range(50)]
     tags = [f"comparison:{name}"]
     for i, run in enumerate(names):

@@ -18,7 +18,7 @@ from stepwell.messages import ARROW, IngestResult
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
 
-KILLS = int(os.environ.get("STEPWELL_KILLS", "12"))
+KILLS = int(os.environ.get("STEPWELL_KILLS", "6"))
 CLIENTS = 4
 BETWEEN = 20
 """Acknowledgements between two kills, at least."""
