@@ -104,7 +104,7 @@ CLICKS = {
         "/trajectories?dataset=many", "Order", "best return", "order="
     ),
     "Trajectories, another dataset": menu("/trajectories", "Dataset", "many", "dataset=many"),
-    "Evaluation, another environment": menu("/evaluation", "Environment", "Other-v0", "Other-v0"),
+    "Evaluation, another environment": menu("/evaluation", "Environment", "Some-v0", "Some-v0"),
 }
 """Name → page, what is done before, the click, and what is true afterwards."""
 

@@ -133,6 +133,20 @@ def test_the_interval_of_an_iqm_covers_it_and_ignores_outliers():
             bootstrap_grouped_iqm(empty)
 
 
+def test_the_interval_of_an_iqm_is_that_of_plain_resampling():
+    """Groups of unequal sizes, drawn one resample after another."""
+    rng = np.random.default_rng(1)
+    groups = [rng.normal(center, 1.0, 3 + 2 * center) for center in range(7)]
+    plain = []
+    for _ in range(500):
+        drawn = [groups[i] for i in rng.integers(0, 7, 7)]
+        plain.append(iqm(np.concatenate([g[rng.integers(0, g.size, g.size)] for g in drawn])))
+    low, high = np.quantile(plain, [0.025, 0.975])
+    found = bootstrap_grouped_iqm(groups)
+    # 3.2 wide; five repetitions of either were within 0.2.
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.5), pytest.approx(high, abs=0.5))
+
+
 def test_what_failed_is_named_and_is_not_in_the_numbers():
     runs = [
         run("bc", 0),
