@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os.path
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -83,6 +83,11 @@ def leaderboard(
         key = json.dumps(kept, sort_keys=True, default=str) if kept else run
         groups[key].append(chosen)
     rows = [_standing(found) for found in groups.values()]
+    names = Counter(row.name for row in rows)
+    # Experiments of one sweep begin alike: each is then called after its first run.
+    rows = [
+        replace(row, name=row.runs[0]) if names[row.name] > 1 and row.runs else row for row in rows
+    ]
     return sorted(rows, key=lambda row: row.mean.value, reverse=True)
 
 

@@ -46,6 +46,25 @@ def test_seeds_of_one_config_are_one_row():
     assert len(leaderboard(found, dict.fromkeys(configs, {"seed": 0}))) == 4
 
 
+def test_experiments_of_one_sweep_have_names_of_their_own():
+    """What their runs' names have in common is the same; rows of one name would be one bar."""
+    found = [evaluated(f"sweep-{n}/9", [float(n)]) for n in range(6)]
+    found += [
+        evaluated("sweep", [9.0]),
+        evaluated("other-0/9", [7.0]),
+        evaluated("other-1/9", [7.0]),
+    ]
+    configs = {f"sweep-{n}": {"lr": n % 2, "seed": n} for n in range(6)}
+    configs |= {f"other-{n}": {"lr": 7, "seed": n} for n in range(2)}
+    rows = {row.name: row.policies for row in leaderboard(found, configs)}
+    assert rows == {
+        "sweep": ["sweep"],
+        "other": ["other-0/9", "other-1/9"],
+        "sweep-0": ["sweep-0/9", "sweep-2/9", "sweep-4/9"],
+        "sweep-1": ["sweep-1/9", "sweep-3/9", "sweep-5/9"],
+    }
+
+
 def test_the_newest_version_counts_or_the_best():
     found = [evaluated("a/1", [9.0], when=1.0), evaluated("a/2", [5.0], when=2.0)]
     assert leaderboard(found, {})[0].policies == ["a/2"]
