@@ -62,7 +62,7 @@ PATHS = {
     "SQL": "/sql",
     "SQL, an answer": "/sql?q=SELECT+*+FROM+trajectories",
     "Lineage": "/lineage",
-    "Lineage of a dataset": "/lineage?name=many",
+    "Lineage of a dataset": "/lineage?node=dataset:many",
     "Start": "/start",
     "Runs": "/runs",
     "Runs with columns": f"/runs?metrics={key(0)}&metrics={key(7)}&settings=agent.lr",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from server.imports.archive import Archive
 from server.imports.images import MAX_PIXELS
 from server.imports.parquet_table import Table
-from server.imports.raw_file import Array, ImportOptions, ImportRefused, check_size
+from server.imports.raw_file import Array, ImportOptions, ImportRefused
 
 FILE = "videos/{feature}/chunk-{chunk:03d}/file-{file:03d}.mp4"
 PLACE = ("chunk_index", "file_index", "from_timestamp")
@@ -76,7 +76,14 @@ class Videos:
         height, width = video.shape
         wanted = len(seconds) * height * width * 3
         if wanted > self._memory:
-            check_size(wanted, wanted, self._memory)
+            raise ImportRefused(
+                f"the frames of episode {episode} need more memory than an import may have",
+                expected=f"at most {self._memory} bytes (STEPWELL_IMPORT_MEMORY), or videos=96x96, "
+                "which scales frames",
+                got=f"{len(seconds)} frames of {width} x {height}, {wanted} bytes",
+                code="body_too_large",
+                status=413,
+            )
         return video.frames(place[2] + seconds, 0.5 / self._fps)
 
 

@@ -69,7 +69,9 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def read(folder: Path, *given: str, **options: Any) -> tuple[Reading, list[Trajectory]]:
+def read(
+    folder: Path, *given: str, memory: int = 1 << 28, **options: Any
+) -> tuple[Reading, list[Trajectory]]:
     kind, files = files_of(folder)
     assert kind == "lerobot"
     with zipped(files) as packed, open(packed, "rb", buffering=0) as file:
@@ -81,8 +83,8 @@ def read(folder: Path, *given: str, **options: Any) -> tuple[Reading, list[Traje
             columns=given,
             **options,
         )
-        assert recognised(file, chosen, 1 << 28) == "lerobot"
-        with lerobot.reading(file, chosen, 1 << 28, 10**6) as found:
+        assert recognised(file, chosen, memory) == "lerobot"
+        with lerobot.reading(file, chosen, memory, 10**6) as found:
             return found, list(found.trajectories)
 
 
@@ -204,6 +206,15 @@ def test_videos_can_be_left_out(tmp_path: Path) -> None:
     assert len(got) == 3
 
 
+def test_frames_that_need_too_much_memory_can_be_scaled(tmp_path: Path) -> None:
+    folder = filmed(tmp_path / "set")
+    memory = LENGTHS[0] * HEIGHT * WIDTH * 3 - 1
+    with pytest.raises(ImportRefused, match="memory") as error:
+        read(folder, memory=memory)
+    assert (error.value.status, "videos=" in error.value.expected) == (413, True)
+    assert len(read(folder, memory=memory, videos="32x24")[1]) == len(LENGTHS)
+
+
 def test_without_a_decoder_a_refusal_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,15 +243,6 @@ VIDEO_LIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no rate": (lambda f: edited(f, fps="fast"), "no rate"),
     "an endless rate": (lambda f: edited(f, fps=float("inf")), "no rate"),
 }
-
-
-@pytest.mark.parametrize("name", VIDEO_LIES)
-def test_a_lie_about_videos_is_refused(tmp_path: Path, name: str) -> None:
-    change, why = VIDEO_LIES[name]
-    folder = filmed(tmp_path / "set")
-    change(folder)
-    with pytest.raises(ImportRefused, match=why):
-        read(folder)
 
 
 @pytest.mark.parametrize(
@@ -289,10 +291,10 @@ LIES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", [*LIES, *VIDEO_LIES])
 def test_a_lie_is_refused(tmp_path: Path, name: str) -> None:
-    change, why = LIES[name]
-    folder = made(tmp_path / "set")
+    change, why = (LIES | VIDEO_LIES)[name]
+    folder = (filmed if name in VIDEO_LIES else made)(tmp_path / "set")
     change(folder)
     with pytest.raises(ImportRefused, match=why):
         read(folder)
