@@ -120,31 +120,12 @@ def test_from_nothing_to_evaluated_policies(
         assert ratio == pytest.approx(0.5 * 16)
 
 
-def test_ctrl_c_and_the_same_command_again(
+def test_killed_or_interrupted_the_same_command_continues(
     start: Any, tmp_path: Path, start_service: Callable[..., Any]
 ) -> None:
-    """The last version is scored, too, although the run is "stopped" when it continues."""
+    """Its parts end with it, also when it is killed. At the end the last version is scored, too,
+    although the run is "stopped" when it continues."""
     process = start("--train.updates", "400")
-    with Client(_url(tmp_path)) as client:
-        wait_until(lambda: _versions(client) >= 3, 120, what="a few versions")
-    children = _children(process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, _said(tmp_path)
-    assert "the same command continues" in _said(tmp_path)
-    assert not [p for p in children if p.is_running()]
-    again = start("--train.updates", "400")
-    assert again.wait(180) == 0, _said(tmp_path, 1)
-    assert "run cue finished" in _said(tmp_path, 1)
-    log = (tmp_path / "loop" / "logs" / "cue" / "train.log").read_text()
-    assert "resumed after " in log
-    with start_service(tmp_path / "loop").client() as client:
-        scored = {e.policy for e in client.evaluations(env="stepwell/Recall-v0")}
-    assert "cue/400" in scored
-
-
-def test_its_parts_end_with_it_when_it_is_killed(start: Any, tmp_path: Path) -> None:
-    """And the same command continues."""
-    process = start("--train.updates", "4000")
     with Client(_url(tmp_path)) as client:
         wait_until(lambda: _versions(client) >= 2, 120, what="a few versions")
     children = _children(process)
@@ -152,12 +133,25 @@ def test_its_parts_end_with_it_when_it_is_killed(start: Any, tmp_path: Path) -> 
     process.kill()
     process.wait()
     wait_until(lambda: not [p for p in children if _lives(p)], 60, what="the end of the parts")
-    again = start("--train.updates", "4000", "--no-evaluate")
+
+    again = start("--train.updates", "400", "--no-evaluate")
     with Client(_url(tmp_path, 1)) as client:
         wait_until(lambda: _versions(client) >= 4, 120, what="more versions")
         assert [run.name for run in client.runs("train")] == ["cue"]
-    again.send_signal(signal.SIGTERM)
-    assert again.wait(60) == 130
+    children = _children(again)
+    again.send_signal(signal.SIGINT)
+    assert again.wait(60) == 130, _said(tmp_path, 1)
+    assert "the same command continues" in _said(tmp_path, 1)
+    assert not [p for p in children if p.is_running()]
+
+    last = start("--train.updates", "400")
+    assert last.wait(180) == 0, _said(tmp_path, 2)
+    assert "run cue finished" in _said(tmp_path, 2)
+    log = (tmp_path / "loop" / "logs" / "cue" / "train.log").read_text()
+    assert log.count("resumed after ") >= 2
+    with start_service(tmp_path / "loop").client() as client:
+        scored = {e.policy for e in client.evaluations(env="stepwell/Recall-v0")}
+    assert "cue/400" in scored
 
 
 def test_a_part_that_is_called_wrongly_ends_it_with_the_reason(start: Any, tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class Jumping:
                 "STEPWELL_SHARD_GRACE": str(GRACE),
                 "STEPWELL_MAINTENANCE_INTERVAL": "0.1",
                 "STEPWELL_SQL_WORKERS": "1",
-            }
+            },
+            command=True,
         )
         self._made = 0
 

@@ -13,6 +13,7 @@ import pytest
 
 from stepwell.testing import make_spec, make_trajectory
 from tests.failpoints import failpoints_of
+from tests.forks import Fork
 from trainer import checkpoint as checkpoints
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
@@ -47,42 +48,7 @@ ELSEWHERE = (
 )
 
 
-# Loads what a trainer needs once, then becomes a trainer for each life: loading takes seconds.
-NURSERY = """
-import os, sys
-from stepwell import failpoints
-from trainer.main import main
-import trainer.loop
-for line in sys.stdin:
-    output, failpoint, *words = line.rstrip("\\n").split("\\t")
-    if (child := os.fork()) == 0:
-        os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
-        os.dup2(1, 2)
-        failpoints.wanted, _, count = failpoint.partition(":")
-        failpoints._left = int(count or 1)
-        status = main(words)
-        sys.stdout.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture
-def nursery(service):
-    env = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
-        process.stdin.close()
-        process.wait(120)
-
-
-def train(nursery, folder: Path, name: str, failpoint: str = "") -> tuple[int, str]:
+def train(service, folder: Path, name: str, failpoint: str = "") -> tuple[int, str]:
     config = folder / "mixture.toml"
     config.write_text(MIXTURE)
     words = ["offline", "--config", str(config), "--run", name, "--updates", str(UPDATES)]
@@ -92,10 +58,11 @@ def train(nursery, folder: Path, name: str, failpoint: str = "") -> tuple[int, s
     words += ["--agent.trajectory-encoder.d-model", "16", "--device", "cpu"]
     words += ["--agent.actor.d-hidden", "16", "--agent.critic.d-hidden", "16"]
     words += ["--output", str(folder / "runs"), "--data.cache", str(folder / f"cache-{name}")]
-    output = folder / "output"
-    nursery.stdin.write("\t".join([str(output), failpoint, *words]) + "\n")
-    nursery.stdin.flush()
-    return int(nursery.stdout.readline()), output.read_text()
+    env = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
+    env["STEPWELL_FAILPOINT"] = failpoint
+    life = Fork("trainer.main", words, env=env, output=folder / "output")
+    output, _ = life.communicate(timeout=600)
+    return life.wait(), output
 
 
 def curve(folder: Path, name: str, key: str) -> dict[int, float]:
@@ -104,7 +71,7 @@ def curve(folder: Path, name: str, key: str) -> dict[int, float]:
 
 
 @pytest.mark.timeout(1200)
-def test_a_trainer_that_dies_everywhere_ends_like_one_that_never_did(nursery, client, tmp_path):
+def test_a_trainer_that_dies_everywhere_ends_like_one_that_never_did(service, client, tmp_path):
     """Each life must find what the one before left, and none may need a helping hand.
 
     No policy is ever ahead of the newest checkpoint: the run could not go on from what others saw.
@@ -115,14 +82,14 @@ def test_a_trainer_that_dies_everywhere_ends_like_one_that_never_did(nursery, cl
         items = [make_trajectory(spec, length=9 + i, seed=10 * part + i) for i in range(4)]
         client.post("failpoints", items, wait_sealed=True)
     for name in LIVES:
-        status, output = train(nursery, tmp_path, "fp-killed", name)
+        status, output = train(service, tmp_path, "fp-killed", name)
         assert status == -9, (name, output)
         kept = checkpoints.newest(tmp_path / "runs" / "fp-killed" / "checkpoints")
         files = (tmp_path / "runs" / "fp-killed" / "policies").glob("*.safetensors")
         policies = [int(path.stem) for path in files]
         assert max(policies, default=0) <= (kept.state["update"] if kept else 0), name
-    assert train(nursery, tmp_path, "fp-killed")[0] == 0
-    assert train(nursery, tmp_path, "fp-whole")[0] == 0
+    assert train(service, tmp_path, "fp-killed")[0] == 0
+    assert train(service, tmp_path, "fp-whole")[0] == 0
     for key in ("data/sample_checksum", "loss/total", "optimizer/gradient_norm"):
         assert curve(tmp_path, "fp-killed", key) == curve(tmp_path, "fp-whole", key)
     ours, theirs = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from stepwell.errors import NotFound, ServiceUnreachable
 from stepwell.messages import Consumer, SampleRatio
 from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.forks import Fork
 from trainer.config import DataConfig, RatioConfig, TrainConfig
 from trainer.errors import SettingError
 from trainer.rate_limit import RateLimiter, sample_ratio
@@ -174,20 +174,16 @@ LONGEST = 2 * 500  # steps that two environments may finish after they should wa
 
 
 @pytest.fixture
-def start(service: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    running = []
+def start(
+    service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Fork]]:
+    running: list[Fork] = []
+    monkeypatch.chdir(tmp_path)
 
-    def run(module: str, *words: str) -> subprocess.Popen[str]:
+    def run(module: str, *words: str) -> Fork:
         env = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
         env["STEPWELL_OUTBOX"] = str(tmp_path / "outbox")
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            env=env,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = Fork(module, words, env=env, output=tmp_path / f"{len(running)}.log")
         running.append(process)
         return process
 
@@ -262,11 +258,11 @@ def test_a_trainer_that_waits_says_for_what_and_can_be_stopped(
         output = ("--output", str(tmp_path / "runs"), "--data.cache", str(tmp_path / "cache"))
         trainer = start("trainer.main", *words, *output)
         said = "waiting: 9 of 300 steps are there (data.ratio.min_size)"
-        assert any(said in line for line in trainer.stdout)
+        trainer.wait_for(re.escape(said), PATIENCE)
         wait_until(waits, PATIENCE, what="its state, before the first update")
         post(200, 191)
         said = "waiting: 400 steps were collected, and 0.5 samples per step allow 110"
-        assert any(said in line for line in trainer.stdout)
+        trainer.wait_for(re.escape(said), PATIENCE)
         wait_until(waits, PATIENCE, what="its state, between updates")
         made = 110 // BATCH
         wait_until(lambda: client.run("slow").latest["progress/updates"] >= made, PATIENCE)

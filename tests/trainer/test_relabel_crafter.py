@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from benchmarks.relabel import random_play
 from collector.builtin import CRAFTER_ID
 from collector.builtin.crafter.goals import TECH_TREE, WORDS
 from stepwell import Trajectory
+from tests.forks import Fork
 from trainer.data.relabel import CrafterGoals, Episode, Relabeler, make_relabelers
 from trainer.recipes import recipe
 
@@ -155,16 +154,10 @@ def test_a_run_learns_and_its_policy_plays(service, view, flags, tmp_path: Path)
         ],
         ["stepwell.cli", "evaluate", *env, "--policy", name, "--episodes", "2", "--no-upload"],
     ]
+    variables = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
     for module, *words in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", module, *words],
-            env={**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = Fork(module, words, env=variables, output=tmp_path / "output")
+        assert done.wait(300) == 0, done.said()
     (policy,) = (tmp_path / name / "policies").glob("*")
     seen = {"textures": {"map", "numbers"}, "crop": {"image", "inventory"}}[view]
     assert set(load_policy(policy.read_bytes()).spaces.observations) == {"goals", *seen}

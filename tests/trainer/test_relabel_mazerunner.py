@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
@@ -18,6 +16,7 @@ from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.policy_file import load_policy
 from benchmarks.relabel import outcome, random_play
 from collector.builtin import MAZERUNNER_ID
+from tests.forks import Fork
 from trainer.data.relabel import Episode, make_relabelers
 from trainer.recipes import recipe
 
@@ -89,14 +88,9 @@ def test_a_run_relabels_says_so_and_publishes_a_policy_that_needs_no_achieved_go
     words = ["mazerunner", "--dataset", mazes, "--run", "relabel-run", "--updates", "3"]
     words += ["--data.cache", str(tmp_path / "cache"), "--schedule.log-every", "1"]
     words += ["--output", str(tmp_path), "--data.relabel", "mazerunner:strategy=all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.main", *words, "--device", "cpu"],
-        env={**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
+    done = Fork("trainer.main", [*words, "--device", "cpu"], env=env, output=tmp_path / "output")
+    assert done.wait(300) == 0, done.said()
     lines = (tmp_path / "relabel-run" / "metrics.jsonl").read_text().splitlines()
     seen = {p["key"]: p["value"] for p in map(json.loads, lines) if p["step"] == 3}
     assert seen["relabel/changed"] > 0.5 and seen["relabel/goals_replaced"] > 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from amago_model import get_values
 from amago_model.policy_file import load_policy
 from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.forks import Fork
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import load_agent
 from trainer.data import stream
@@ -63,13 +65,11 @@ class Run:
             self.words += ["--agent.critic.d-hidden", "16"]
         self.words += ["--output", str(folder), "--data.cache", str(folder / "cache")]
 
-    def start(self, *more: str, updates: int = UPDATES) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "trainer.main", *self.words, *more]
-        command += ["--updates", str(updates)]
+    def start(self, *more: str, updates: int = UPDATES) -> Fork:
+        words = [*self.words, *more, "--updates", str(updates)]
         env = {**os.environ, "STEPWELL_URL": self.service.url, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.folder.mkdir(exist_ok=True)
+        return Fork("trainer.main", words, env=env, output=self.folder / f"{self.name}.log")
 
     def finish(self, *more: str, updates: int = UPDATES) -> str:
         process = self.start(*more, updates=updates)
@@ -84,7 +84,7 @@ class Run:
         points = [json.loads(line) for line in lines]
         return {p["step"]: p["value"] for p in points if p["key"] == key}
 
-    def wait_for_update(self, process: subprocess.Popen[str], update: int) -> None:
+    def wait_for_update(self, process: Fork, update: int) -> None:
         path = self.folder / self.name / "metrics.jsonl"
 
         def there() -> bool:
@@ -201,9 +201,9 @@ def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
     spec = make_spec(env="Tiny-v0")
     waiting = "waiting for the first trajectory: "
     with service.client() as client:
-        assert any(waiting + "there is no dataset" in line for line in process.stdout)
+        process.wait_for(waiting + "there is no dataset", PATIENCE)
         client.create_dataset("later", spec)
-        assert any(waiting in line and "no dataset" not in line for line in process.stdout)
+        process.wait_for(re.escape(waiting) + "(?!there is no dataset)", PATIENCE)
         client.post("later", [make_trajectory(spec, length=9)])
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
@@ -219,7 +219,7 @@ def test_settings_are_derived_when_enough_is_there(service, tmp_path):
         client.create_dataset("enough", spec)
         client.post("enough", [make_trajectory(spec, length=20)])
         process = run.start(updates=3)
-        assert any("waiting for 60 steps to derive" in line for line in process.stdout)
+        process.wait_for("waiting for 60 steps to derive", PATIENCE)
         client.post("enough", [make_trajectory(spec, length=20, seed=s) for s in (1, 2)])
         wait_until(lambda: 0 in {p.version for p in _policies(client, "enough")}, PATIENCE)
         output, _ = process.communicate(timeout=PATIENCE)
@@ -239,9 +239,9 @@ def test_collectors_get_the_untrained_policy_before_there_is_data(service, tmp_p
     run = Run(service, tmp_path, name, name, *words, recipe="pendulum_stitch")
     with service.client() as client:
 
-        def start_and_wait() -> subprocess.Popen[str]:
+        def start_and_wait() -> Fork:
             process = run.start(updates=3)
-            assert any("waiting for the first trajectory" in line for line in process.stdout)
+            process.wait_for("waiting for the first trajectory", PATIENCE)
             return process
 
         process = start_and_wait()
