@@ -26,6 +26,8 @@ RETRY_SECONDS = 3.0
 """Seconds between checks whether the service is available again."""
 FIGURE = 160
 """Width of a figure in pixels: two fit on a telephone."""
+NOTE = "_sql"
+"""End of the key of a note, which is true in the session's state while the note is open."""
 MARK = "⬤"
 # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
 MARK_COLUMN = st.column_config.TextColumn("", width=34, help="The colour of the run in charts")
@@ -258,10 +260,18 @@ def menu(label: str, options: Mapping[str, str], key: str) -> str:
     )
 
 
-def sql_note(sql: str, *, dataset: str | None = None, label: str = "SQL") -> None:
-    """Show the query of a number or a table, to copy or to open in the console."""
-    # Compact, because every table has one. No syntax highlighting: its contrast is too low.
-    with st.expander(label, type="compact"):
+@st.fragment  # opening it draws nothing else again
+def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQL") -> None:
+    """Show the query of a number or a table, to copy or to open in the console, once it is opened.
+
+    `key`: one per page and note; it stays open under another query.
+    """
+    # Compact, because every table has one. Code is drawn only if it is open: for the first code of
+    # a page, the browser runs 1.5 MB of scripts.
+    with st.expander(label, key=f"{key}{NOTE}", type="compact", on_change="rerun") as note:
+        if not note.open:
+            return
+        # No syntax highlighting: its contrast is too low.
         st.code(sql, language=None, wrap_lines=True)
         console = page("sql")
         if console is not None:
@@ -329,7 +339,7 @@ def export(
         )
         st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}", width="content")
         if sql is not None:
-            sql_note(sql, dataset=dataset)
+            sql_note(sql, key, dataset=dataset)
 
 
 def numbers(items: Sequence[tuple[str, str, str]]) -> None:

@@ -15,12 +15,14 @@ import re
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 from stepwell.testing import wait_until
 
-SERVICE = ["pytest", "stepwell.cli", "stepwell.commands.common", "server.main", "server.app"]
+SERVICE = ["stepwell.cli", "stepwell.commands.common", "server.main", "server.app"]
 SERVICE += ["server.http_protocol", "uvicorn", "uvicorn.lifespan.on", "uvicorn.loops.auto"]
 TRAINER = ["torch._dynamo", "trainer.main", "trainer.loop", "collector.main", "collector.collect"]
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -38,7 +40,9 @@ class Fork:
         self._start = output.stat().st_size
         arguments = (module, list(words), dict(env), str(output))
         self._process = _CONTEXT.Process(target=_run, args=arguments, daemon=True)
-        self._process.start()
+        # The fork would run the main program of this process again: pytest's, or a page in a test.
+        with mock.patch.dict(sys.modules, {"__main__": types.ModuleType("__main__")}):
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 

@@ -133,7 +133,7 @@ def _summary(dataset: Any) -> None:
             ("Shards", formatting.count(dataset.shards), formatting.size(dataset.stored_bytes)),
         ]
     )
-    components.sql_note(sql)
+    components.sql_note(sql, "numbers")
     pictures = (('"return"', "return", "sum of rewards"), ("length", "length", "transitions"))
     for place, (column, title, unit) in zip(st.columns(2, gap="large"), pictures, strict=True):
         with place:
@@ -145,7 +145,7 @@ def _summary(dataset: Any) -> None:
                 st.vega_lite_chart(
                     *charts.histogram(bins, title=title, unit=unit), key=f"h_{title}"
                 )
-            components.sql_note(sql)
+            components.sql_note(sql, f"h_{title}")
     sql = (
         "SELECT policy, source, purpose, count(*) AS trajectories,\n"
         '       avg("return") AS mean_return, avg(length) AS mean_length\n'
@@ -350,7 +350,7 @@ def _protect(dataset: Any) -> None:
         f"  AND partition = 'fifo' AND \"return\" >= {least!r}\n"
         f'ORDER BY "return" DESC LIMIT {int(most)}'
     )
-    components.sql_note(sql, label="SQL of what would be protected")
+    components.sql_note(sql, "protect", label="SQL of what would be protected")
     if sent:
         ids = [str(value) for value in api.sql(sql, limit=10_000).frame["id"]]
         if not ids:

@@ -112,4 +112,6 @@ def _finding(dataset: str, finding: Any) -> None:
             )  # fmt: skip
         st.caption("What to do")
         st.code(finding.repair, language=None, wrap_lines=True)
-        components.sql_note(finding.sql, dataset=dataset, label="SQL that shows them")
+        components.sql_note(
+            finding.sql, f"finding_{finding.kind}", dataset=dataset, label="SQL that shows them"
+        )

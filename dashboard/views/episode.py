@@ -116,7 +116,7 @@ def _one(info: Any, t: int, places: tuple[Any, Any, Any], side: str) -> None:
         f"SELECT * FROM {formatting.quoted(info.dataset)}.steps\n"
         f"WHERE trajectory_id = {formatting.literal(info.id)} ORDER BY t"
     )
-    components.sql_note(sql, label="SQL of its steps")
+    components.sql_note(sql, f"steps{side}", label="SQL of its steps")
     st.download_button(
         "Download .npz", lambda: api.npz(trajectory), file_name=f"{info.id}.npz",
         icon=":material/download:", key=f"npz{side}", on_click="ignore",
@@ -219,7 +219,7 @@ def _values(info: Any, t: int, side: str) -> None:
     sql = (
         f"SELECT * FROM annotations\nWHERE trajectory = {formatting.literal(info.id)} ORDER BY step"
     )
-    components.sql_note(sql, label="SQL of its annotations")
+    components.sql_note(sql, f"annotations{side}", label="SQL of its annotations")
 
 
 def _images(trajectory: Any, t: int, info: Any, side: str) -> None:

@@ -137,4 +137,4 @@ def _videos(one: Any) -> None:
     else:
         st.video(data, format=found[seed].media_type, loop=True, width=VIDEO_WIDTH)
     sql = f"SELECT * FROM videos WHERE evaluation = {formatting.literal(one.id)} ORDER BY seed"
-    components.sql_note(sql)
+    components.sql_note(sql, "video")

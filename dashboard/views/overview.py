@@ -84,7 +84,7 @@ def _figures() -> None:
     ago = formatting.ago(None if pd.isna(last) else float(last))
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"Last trajectory {ago}.", width="content")
-        components.sql_note(TOTALS)
+        components.sql_note(TOTALS, "totals")
 
 
 def _alerts() -> None:
@@ -168,7 +168,7 @@ def _inflow() -> None:
             ),
             key="inflow",
         )  # fmt: skip
-    components.sql_note(sql)
+    components.sql_note(sql, "inflow")
 
 
 def _active_runs() -> None:

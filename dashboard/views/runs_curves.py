@@ -86,7 +86,7 @@ def draw(runs: list[Any], colours: dict[str, str]) -> None:
             if folder.open:
                 _section(section, members, runs, store, colours)
     names = ", ".join(formatting.literal(run.name) for run in runs)
-    components.sql_note(METRICS_SQL.format(runs=names))
+    components.sql_note(METRICS_SQL.format(runs=names), "curves")
 
 
 def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:

@@ -103,7 +103,8 @@ def _detail(version: Any) -> None:
     )
     st.markdown("Train on it:")
     st.code(f"stepwell train offline --dataset {version.version}", language=None)
-    components.sql_note(f"SELECT * FROM trajectories WHERE {version.select.split('WHERE ', 1)[1]}")
+    where = version.select.split("WHERE ", 1)[1]
+    components.sql_note(f"SELECT * FROM trajectories WHERE {where}", "version")
     with st.expander("Card (Markdown)"):
         text = api.version_card(version)
         st.download_button(
@@ -135,7 +136,7 @@ def _difference(version: Any, others: list[Any]) -> None:
     components.table(pd.DataFrame(rows), "version_difference")
     for name, part in parts.items():
         if part.statistics.trajectories:
-            components.sql_note(part.sql, label=f"SQL: {name}")
+            components.sql_note(part.sql, f"difference_{name}", label=f"SQL: {name}")
 
 
 def _create(dataset: Any, names: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -42,7 +43,8 @@ _COLUMNS = [c for c in runs.c if c.name != "log"]
 _BRIEF = [c for c in _COLUMNS if c.name != "config"]
 
 # Keys of a run and each key's newest point. Seeks in the primary key instead of reading every
-# point: a run of a million points costs as much as one of a thousand.
+# point: a run of a million points costs as much as one of a thousand. SQLite keeps the order of a
+# CROSS JOIN; of a JOIN it would read all the metrics of the run first.
 LATEST = sa.text(
     """
     WITH RECURSIVE keys(key) AS (
@@ -51,18 +53,18 @@ LATEST = sa.text(
         SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
         FROM keys WHERE keys.key IS NOT NULL
     )
-    SELECT m.key, m.step, m.value FROM keys JOIN metrics m
-    ON m.run_pk = :run AND m.key = keys.key
+    SELECT m.key, m.step, m.value FROM keys CROSS JOIN metrics m
+    WHERE keys.key IS NOT NULL AND m.run_pk = :run AND m.key = keys.key
     AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = keys.key)
-    WHERE keys.key IS NOT NULL
     """
 )
-# The same for keys that are named: a table asks for a few of each of many runs.
+# The same for keys that are named, of many runs: for a table.
 LATEST_OF = sa.text(
     """
-    SELECT m.key, m.step, m.value FROM json_each(:keys) wanted JOIN metrics m
-    ON m.run_pk = :run AND m.key = wanted.value
-    AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = wanted.value)
+    SELECT m.run_pk, m.key, m.step, m.value
+    FROM json_each(:runs) r CROSS JOIN json_each(:keys) k CROSS JOIN metrics m
+    WHERE m.run_pk = r.value AND m.key = k.value
+    AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = r.value AND n.key = k.value)
     """
 )
 MOST_NAMED = 100
@@ -161,8 +163,8 @@ def list_runs(
     with service.db.read() as c:
         total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
         rows, last = first_rows(c, query, limit)
-        keys = [] if brief and key is None else key
-        items = [_run(c, row, keys) for row in rows]
+        newest = _newest(c, rows, key, brief)
+    items = [_run(row, points) for row, points in zip(rows, newest, strict=True)]
     return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
 
 
@@ -228,16 +230,29 @@ def get_log(service: ServiceDep, name: str) -> str:
 
 def _read(c: Connection, pk: int) -> Run:
     query = sa.select(*_COLUMNS, _POLICIES, _alive()).where(runs.c.pk == pk)
-    return _run(c, c.execute(query).mappings().one())
+    row = c.execute(query).mappings().one()
+    return _run(row, _newest(c, [row], None, brief=False)[0])
 
 
-def _run(c: Connection, row: RowMapping, keys: list[str] | None = None) -> Run:
-    """`keys`: the metrics whose newest point it has; None: all."""
-    if keys is None:
-        newest = c.execute(LATEST, {"run": row["pk"]}).all()
-    else:
-        named = {"run": row["pk"], "keys": json.dumps(list(dict.fromkeys(keys)))}
-        newest = c.execute(LATEST_OF, named).all() if keys else []
+Newest = Sequence[tuple[str, int, float | None]]
+"""Keys of a run with the step and the value of their newest point."""
+
+
+def _newest(
+    c: Connection, rows: Sequence[RowMapping], keys: list[str] | None, brief: bool
+) -> list[Newest]:
+    """Of each run, those of `keys`; without `keys`, all of them, or with `brief` none."""
+    if keys is None and not brief:
+        return [[(*p,) for p in c.execute(LATEST, {"run": row["pk"]})] for row in rows]
+    found: dict[int, list[tuple[str, int, float | None]]] = {row["pk"]: [] for row in rows}
+    if keys:
+        named = {"runs": json.dumps(list(found)), "keys": json.dumps(list(dict.fromkeys(keys)))}
+        for pk, *point in c.execute(LATEST_OF, named):
+            found[pk].append((point[0], point[1], point[2]))
+    return list(found.values())
+
+
+def _run(row: RowMapping, newest: Newest) -> Run:
     return Run(
         **row,
         number=row["pk"],

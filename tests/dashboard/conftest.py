@@ -9,7 +9,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import api
+from dashboard import api, components
 
 
 def draw(view: str) -> None:
@@ -17,6 +17,14 @@ def draw(view: str) -> None:
     import importlib
 
     importlib.import_module(f"dashboard.views.{view}").show()
+
+
+def open_notes(page: AppTest) -> AppTest:
+    """Draw the page again with its SQL in sight."""
+    for key in list(page.session_state):
+        if key.endswith(components.NOTE):
+            page.session_state[key] = True
+    return page.run()
 
 
 @pytest.fixture(autouse=True)

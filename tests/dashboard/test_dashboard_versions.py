@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from stepwell import Client, NotFound
 from stepwell.testing import make_spec, make_trajectory
+from tests.dashboard.conftest import open_notes
 
 SPEC = make_spec(env="Test-v1")
 Page = Callable[..., AppTest]
@@ -74,7 +75,7 @@ def test_one_version_its_card_and_what_differs(
     assert not any(one.key.startswith("version_before") for one in drawn.selectbox if one.key)
     drawn.session_state["version_compare"] = True
     drawn.run()
-    fine(drawn)
+    fine(open_notes(drawn))
     shown = [code.value for code in drawn.code]
     assert text in [one.value for one in drawn.text]
     assert not any("example.org" in one.value for one in drawn.markdown), "no foreign picture"

@@ -19,6 +19,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api, components
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.messages import MetricPoint
+from tests.dashboard.conftest import open_notes
 
 Page = Callable[..., AppTest]
 VIEWS = [
@@ -635,7 +636,7 @@ def test_queries_shown_are_the_ones_that_run(service, filled: str, page: Page) -
     with Client(service.url) as client:
         tried = 0
         for view in VIEWS:
-            drawn = page(view, service.url)
+            drawn = open_notes(page(view, service.url))
             for block in drawn.code:
                 if block.value.lstrip().upper().startswith(("SELECT", "WITH")):
                     client.sql(block.value)
@@ -778,6 +779,7 @@ def test_the_doctor_shows_what_it_found_with_its_sql(
     check(drawn)
     assert "open end" in texts(drawn) and "1 trajectory" in texts(drawn)
     assert any("--repair without-open-end" in code.value for code in drawn.code)
+    open_notes(drawn)
     shown = next(c.value for c in drawn.code if "not terminated and not truncated" in c.value
                  and c.value.startswith("select"))  # fmt: skip
     assert len(client.sql(shown).rows) == 1

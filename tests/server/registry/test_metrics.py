@@ -3,7 +3,10 @@
 import random
 
 import pytest
+import sqlalchemy as sa
 from starlette.testclient import TestClient
+
+from server.routes.runs import LATEST, LATEST_OF
 
 
 @pytest.fixture
@@ -117,6 +120,35 @@ def test_a_run_says_where_each_of_its_metrics_stands(app: TestClient, run: str) 
     app.post(f"{run}/metrics", json=points("grad", {3: 0.5}))
     got = app.get(run).json()
     assert (got["latest_steps"], got["latest"]) == ({"loss": 9, "grad": 3}, {"grad": 0.5})
+
+
+def test_newest_points_are_found_by_seeks(app: TestClient, run: str) -> None:
+    """SQLite's own choice reads all the metrics of a run, once for each key that is asked for."""
+    with app.app.state.service.db.read() as c:  # type: ignore[attr-defined]
+        for query, given in (
+            (LATEST, {"run": 1}),
+            (LATEST_OF, {"runs": "[1, 2]", "keys": '["a", "b"]'}),
+        ):
+            plan = [row[-1] for row in c.execute(sa.text(f"EXPLAIN QUERY PLAN {query}"), given)]
+            (of_points,) = [line for line in plan if line.startswith("SEARCH m USING PRIMARY KEY")
+                            and "key=?" in line]  # fmt: skip
+            assert of_points.endswith("(run_pk=? AND key=? AND step=?)"), plan
+
+
+def test_a_list_has_the_newest_points_of_the_keys_asked_for(app: TestClient, run: str) -> None:
+    app.post("/v1/runs", json={"name": "b", "kind": "train"})
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        body = {"points": [p for k in "abc" for p in points(k, {1: 0.0, 2: value})["points"]]}
+        assert app.post(f"/v1/runs/{name}/metrics", json=body).status_code == 200
+    asked = {"name": ["a", "b"], "key": ["a", "c", "a", "missing"], "brief": True}
+    found = {r["name"]: r for r in app.get("/v1/runs", params=asked).json()["items"]}
+    assert found["a"]["latest"] == {"a": 1.0, "c": 1.0}
+    assert found["b"]["latest"] == {"a": 2.0, "c": 2.0}
+    assert found["b"]["latest_steps"] == {"a": 2, "c": 2}
+    rest = app.get("/v1/runs", params={"brief": True}).json()["items"]
+    assert [r["latest"] for r in rest] == [{}, {}]
+    rest = app.get("/v1/runs").json()["items"]
+    assert [set(r["latest"]) for r in rest] == [set("abc")] * 2
 
 
 def test_metrics_of_an_unknown_run_are_refused(app: TestClient) -> None:
