@@ -26,6 +26,10 @@ QUIET = "#647287"
 CURSOR = "#cb450b"
 FEW = 80
 """Up to this many points are drawn with marks, because a single point has no visible line."""
+POINT = {"type": "point", "filled": True, "size": 28}
+LINE = {"type": "line", "strokeWidth": 1.8, "aria": False}
+"""A line is one element: Vega says of all of it, in words and in the tooltip, what is true of its
+first point. So neither has more than what is the same at all points."""
 MAX_POINTS = 5000
 """Maximum points of a chart. Callers down-sample first, because Vega draws in the browser."""
 
@@ -114,12 +118,12 @@ def lines(
         "x": _number("x", x_title, axis={"grid": False}),
         "y": _number("y", y_title, scale={"type": "symlog"} if log else {"zero": False}),
         "color": _colour("colour" if colour else None, colours, legend=legend),
-        "tooltip": _tips(named),
     }
-    marks: list[dict[str, Any]] = [{"type": "line", "strokeWidth": 1.8}]
+    named_only = _tips({"colour": named["colour"]}) if colour else None
+    line = {"mark": LINE, "encoding": {**encoding, "tooltip": named_only}}
+    layers: list[dict[str, Any]] = [line]
     if len(data) <= FEW:
-        marks.append({"type": "point", "filled": True, "size": 28})
-    layers: list[dict[str, Any]] = [{"mark": mark, "encoding": encoding} for mark in marks]
+        layers.append({"mark": POINT, "encoding": {**encoding, "tooltip": _tips(named)}})
     if cursor is not None:
         rule = {"type": "rule", "color": CURSOR, "strokeWidth": 2}
         at = {"x": {"field": "at", "type": "quantitative"}}
@@ -143,16 +147,15 @@ def bands(
     tips = ("x", "group", "value", "low", "high", "n")
     area = {"x": x, "y": _number("low", y_title, scale=scale), "y2": {"field": "high"}}
     line = {"x": x, "y": _number("value", y_title, scale=scale), "color": colour}
-    return data, _layered(
-        [
-            {"mark": {"type": "area", "opacity": 0.2}, "encoding": {**area, "color": colour}},
-            {
-                "mark": {"type": "line", "strokeWidth": 1.8},
-                "encoding": {**line, "tooltip": [{"field": tip} for tip in tips]},
-            },
-        ],
-        height,
-    )
+    shade = {"type": "area", "opacity": 0.2, "aria": False}
+    layers: list[dict[str, Any]] = [
+        {"mark": shade, "encoding": {**area, "color": colour}},
+        {"mark": LINE, "encoding": {**line, "tooltip": [{"field": "group"}]}},
+    ]
+    if len(data) <= FEW:
+        tooltip = [{"field": tip} for tip in tips]
+        layers.append({"mark": POINT, "encoding": {**line, "tooltip": tooltip}})
+    return data, _layered(layers, height)
 
 
 def histogram(

@@ -17,7 +17,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts
-from dashboard.formatting import pluralize
+from dashboard.formatting import code, pluralize
 
 LIVE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
@@ -26,8 +26,8 @@ RETRY_SECONDS = 3.0
 """Seconds between checks whether the service is available again."""
 FIGURE = 160
 """Width of a figure in pixels: two fit on a telephone."""
-NOTE = "_sql"
-"""End of the key of a note, which is true in the session's state while the note is open."""
+OPEN = "_open"
+"""End of the key of a folder, which is true in the session's state while it is open."""
 MARK = "⬤"
 # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
 MARK_COLUMN = st.column_config.TextColumn("", width=34, help="The colour of the run in charts")
@@ -173,6 +173,12 @@ def empty(message: str, command: str | None = None) -> None:
         st.code(command, language=None)
 
 
+def commands(*lines: str) -> None:
+    """Command lines beside what they are about. Not st.code, for which a browser first runs 1.5 MB
+    of scripts (0.4 s)."""
+    st.markdown("  \n".join(code(line) for line in lines))
+
+
 def live(function: Callable[[], None], active: Callable[[], bool] = lambda: True) -> None:
     """Draw a part that refreshes automatically while the sidebar's switch is on.
 
@@ -260,6 +266,19 @@ def menu(label: str, options: Mapping[str, str], key: str) -> str:
     )
 
 
+def folder(label: str, key: str, icon: str | None = None, expanded: bool = False) -> Any:
+    """An expander that says whether it is `open`: what is in it is drawn only then."""
+    return st.expander(label, expanded, key=f"{key}{OPEN}", icon=icon, on_change="rerun")
+
+
+@st.fragment
+def json_note(label: str, value: Any, key: str) -> None:
+    """A value as JSON, once it is opened."""
+    with folder(label, key) as note:
+        if note.open:
+            st.code(show_json(value), language=None)
+
+
 @st.fragment  # opening it draws nothing else again
 def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQL") -> None:
     """Show the query of a number or a table, to copy or to open in the console, once it is opened.
@@ -268,7 +287,7 @@ def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQ
     """
     # Compact, because every table has one. Code is drawn only if it is open: for the first code of
     # a page, the browser runs 1.5 MB of scripts.
-    with st.expander(label, key=f"{key}{NOTE}", type="compact", on_change="rerun") as note:
+    with st.expander(label, key=f"{key}{OPEN}", type="compact", on_change="rerun") as note:
         if not note.open:
             return
         # No syntax highlighting: its contrast is too low.

@@ -59,7 +59,11 @@ def _chart(frame: pd.DataFrame) -> None:
     numeric = [c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c])]
     if len(frame) < 2 or not numeric:
         return
-    with st.expander("Chart", icon=":material/show_chart:", expanded="chart" in st.query_params):
+    # The address leaves out what is as it is by default.
+    asked = any(name.startswith("chart") for name in st.query_params)
+    with components.folder("Chart", "chart", ":material/show_chart:", asked) as folder:
+        if not folder.open:
+            return
         with st.container(horizontal=True, vertical_alignment="bottom"):
             kind = st.segmented_control(
                 "Kind", KINDS, default="line", key="chart", required=True, bind="query-params"
@@ -109,8 +113,11 @@ def _drawn(
 # --- elsewhere ------------------------------------------------------------------------------------
 
 
+@st.fragment
 def _train(query: str, frame: pd.DataFrame) -> None:
-    with st.expander("Train on this", icon=":material/school:"):
+    with components.folder("Train on this", "train", ":material/school:") as folder:
+        if not folder.open:
+            return
         where = selection(query)
         found = _datasets(frame)
         name = str(found[0]) if len(found) == 1 else "DATASET"
@@ -131,8 +138,11 @@ def _datasets(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame["dataset"].unique()] if "dataset" in frame.columns else []
 
 
+@st.fragment
 def _version(query: str, frame: pd.DataFrame, dataset: str | None) -> None:
-    with st.expander("Make a version", icon=":material/bookmark_add:"):
+    with components.folder("Make a version", "version", ":material/bookmark_add:") as folder:
+        if not folder.open:
+            return
         names = _datasets(frame) or [d.name for d in api.datasets()]
         with st.form("make_version", border=False):
             with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -179,8 +189,11 @@ def _query(text: str) -> str:
     return text.strip().rstrip(";")
 
 
+@st.fragment
 def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:
-    with st.expander("Python and command line", icon=":material/code:"):
+    with components.folder("Python and command line", "python", ":material/code:") as folder:
+        if not folder.open:
+            return
         more = f", {params!r}" if params else ""
         more += f", dataset={dataset!r}" if dataset else ""
         st.code(

@@ -175,8 +175,7 @@ def _schema(dataset: Any) -> None:
                 }
             )
     components.table(pd.DataFrame(rows), "spaces")
-    with st.expander("As JSON (what POST /v1/datasets takes)"):
-        st.code(components.show_json(spec), language=None)
+    components.json_note("As JSON (what POST /v1/datasets takes)", spec, "spec")
     st.caption(f"digest of the layout: {dataset.spec_digest}")
 
 

@@ -35,7 +35,7 @@ def show() -> None:
     report = st.session_state.get(REPORT)
     if report is None or report.dataset != name:
         st.caption("A few dozen queries: seconds for small datasets, minutes for large ones.")
-        st.code(f"stepwell doctor {name}", language=None)
+        components.commands(f"stepwell doctor {name}")
         return
     _draw(report)
 

@@ -109,8 +109,7 @@ def _drill(mine: list[Any]) -> None:
             query_params={"dataset": one.dataset, "purpose": "eval", "policy": one.policy},
         )  # fmt: skip
     if one.details:
-        with st.expander("Details"):
-            st.code(components.show_json(one.details), language=None)
+        components.json_note("Details", one.details, "details")
 
 
 def _videos(one: Any) -> None:
@@ -120,7 +119,8 @@ def _videos(one: Any) -> None:
         player = ["--random"] if one.policy == "random" else ["--policy", one.policy]
         command = ["stepwell", "evaluate", *player, "--env", one.env, "--videos", "3"]
         message = "No episode of this evaluation was recorded as a video; another one with videos:"
-        components.empty(message, shlex.join(command))
+        components.empty(message)
+        components.commands(shlex.join(command))
         return
     if st.session_state.get("video") not in found:
         st.session_state.pop("video", None)

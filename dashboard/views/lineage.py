@@ -47,4 +47,4 @@ def show() -> None:
         columns=["from", "kind", "how", "to", "of kind"],
     )
     components.table(frame, "lineage")
-    st.code(f"stepwell lineage {key}", language=None)
+    components.commands(f"stepwell lineage {key}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -38,11 +39,16 @@ def draw(name: str) -> None:
         components.live(lambda: _log(name), lambda: api.run(name).alive)
     with right:
         _manage(run)
-        with st.expander("Configuration, complete"):
-            st.code(components.show_json(run.config), language=None)
-        with st.expander("Newest value of every metric"):
-            latest = pd.DataFrame(sorted(run.latest.items()), columns=["metric", "value"])
-            components.table(latest, "latest")
+        components.json_note("Configuration, complete", run.config, "config")
+        _newest(run.latest)
+
+
+@st.fragment
+def _newest(latest: Mapping[str, float]) -> None:
+    with components.folder("Newest value of every metric", "latest") as folder:
+        if folder.open:
+            frame = pd.DataFrame(sorted(latest.items()), columns=["metric", "value"])
+            components.table(frame, "latest")
 
 
 def _policies(name: str) -> None:
@@ -71,11 +77,10 @@ def _policies(name: str) -> None:
     )
     sql = f"SELECT * FROM policies WHERE run = {formatting.literal(name)} ORDER BY version DESC"
     components.table(frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)))
-    st.code(
-        f"stepwell evaluate --policy {name} --env ENV\n"
-        f"stepwell estimate {name}\n"
+    components.commands(
+        f"stepwell evaluate --policy {name} --env ENV",
+        f"stepwell estimate {name}",
         f"stepwell collect --policy {name} --env ENV --dataset NAME",
-        language=None,
     )
     with st.form("alias", border=True):
         with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -20,9 +20,9 @@ def show(dataset: Any) -> None:
     if not found:
         components.empty(
             "No version yet. A version is a named selection that never changes: it can be cited, "
-            "compared and trained on. From a terminal:",
-            f"stepwell versions create {dataset.name}@v1",
+            "compared and trained on. From a terminal:"
         )
+        components.commands(f"stepwell versions create {dataset.name}@v1")
         return
     _table(dataset, found)
     names = [version.name for version in found]
@@ -102,10 +102,17 @@ def _detail(version: Any) -> None:
         key="version_spreads",
     )
     st.markdown("Train on it:")
-    st.code(f"stepwell train offline --dataset {version.version}", language=None)
+    components.commands(f"stepwell train offline --dataset {version.version}")
     where = version.select.split("WHERE ", 1)[1]
     components.sql_note(f"SELECT * FROM trajectories WHERE {where}", "version")
-    with st.expander("Card (Markdown)"):
+    _card(version)
+
+
+@st.fragment
+def _card(version: Any) -> None:
+    with components.folder("Card (Markdown)", "card") as folder:
+        if not folder.open:
+            return
         text = api.version_card(version)
         st.download_button(
             "Download", text, f"{version.version}.md", "text/markdown", key="version_card",

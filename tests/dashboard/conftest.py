@@ -19,10 +19,10 @@ def draw(view: str) -> None:
     importlib.import_module(f"dashboard.views.{view}").show()
 
 
-def open_notes(page: AppTest) -> AppTest:
-    """Draw the page again with its SQL in sight."""
+def open_folders(page: AppTest) -> AppTest:
+    """Draw the page again with all its folders open."""
     for key in list(page.session_state):
-        if key.endswith(components.NOTE):
+        if key.endswith(components.OPEN):
             page.session_state[key] = True
     return page.run()
 

@@ -117,7 +117,7 @@ def test_names_with_vega_syntax_are_taken_literally(name: str) -> None:
     frame = pd.DataFrame({name: FRAME["y"], "step": FRAME["x"], "y": 0})
     for draw in (charts.lines, charts.bars, charts.dots):
         rows, chart = draw(frame, x="step", y=name, **TITLES)
-        encoding = chart["layer"][0]["encoding"]
+        encoding = chart["layer"][-1]["encoding"]
         assert rows[encoding["y"]["field"]].tolist() == FRAME["y"].tolist()
         assert encoding["tooltip"][-1]["title"] == name
 

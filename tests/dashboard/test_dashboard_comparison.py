@@ -13,7 +13,7 @@ from stepwell import Box, Client, EnvSpec
 from stepwell.comparison import RATE, read_comparison
 from stepwell.confidence_intervals import bootstrap_grouped_mean
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import open_notes
+from tests.dashboard.conftest import open_folders
 
 Page = Callable[..., AppTest]
 RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}
@@ -80,7 +80,7 @@ def test_a_chosen_comparison_is_a_table_with_its_query(
     assert "normalised" not in table
     charts = [element.key for element in drawn.get("vega_lite_chart")]
     assert len(charts) >= 3  # intervals, curves, and those of the page itself
-    query = open_notes(drawn).code[0].value
+    query = open_folders(drawn).code[0].value
     rows = {row[0]: row for row in client.sql(query, timeout=60)}
     assert {recipe: (row[1], row[2]) for recipe, row in rows.items()} == {
         "good": (2, 7.25),

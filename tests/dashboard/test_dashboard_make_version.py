@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import formatting
 from stepwell import Client
 from stepwell.testing import make_spec, make_trajectory
+from tests.dashboard.conftest import open_folders
 
 SPEC = make_spec(env="Test-v1")
 Page = Callable[..., AppTest]
@@ -26,7 +27,8 @@ def dataset(client: Client, name: str) -> str:
 def create(page: AppTest, dataset: str, name: str) -> None:
     page.selectbox(key="make_version_of").set_value(dataset)
     page.text_input(key="make_version_name").set_value(name)
-    page.button(key="make_version_go").click().run()
+    page.button(key="make_version_go").click()
+    open_folders(page)
     assert [e.message for e in page.exception] == []
 
 
@@ -35,6 +37,7 @@ def test_an_answer_with_ids_becomes_a_version(
 ) -> None:
     # One row at most is drawn; the version has all that the query returns.
     drawn = page("console", service.url, q=QUERY, param_name=dataset, param_low="5", limit="1")
+    open_folders(drawn)
     create(drawn, dataset, "")
     assert "name" in drawn.warning[0].value
     create(drawn, dataset, "best")
@@ -52,6 +55,7 @@ def test_an_answer_with_ids_becomes_a_version(
 
 def test_an_answer_without_ids_has_no_such_form(service: Any, dataset: str, page: Page) -> None:
     drawn = page("console", service.url, q=f"SELECT length FROM trajectories -- {dataset}")
+    open_folders(drawn)
     assert not [b for b in drawn.button if b.key == "make_version_go"]
 
 

@@ -15,7 +15,7 @@ from dashboard.components import digest
 from dashboard.views import runs_config, runs_curves
 from stepwell import Client
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import open_notes
+from tests.dashboard.conftest import open_folders
 
 Page = Callable[..., AppTest]
 
@@ -225,7 +225,7 @@ def test_columns_of_metrics_and_settings_are_in_the_address(
     frame = table(drawn)
     assert frame["loss/all "].tolist() == pytest.approx([3.2, 2.2, 3.1, 2.1])
     assert frame["config agent.lr"].tolist() == [0.2, 0.2, 0.1, 0.1]
-    (sql,) = [code.value for code in open_notes(drawn).code if "map(" in code.value]
+    (sql,) = [code.value for code in open_folders(drawn).code if "map(" in code.value]
     newest = dict(client.sql(sql).to_pandas().set_index("name")["newest"].loc[runs[0]])
     assert newest == {"loss/all": pytest.approx(2.1)}
     assert "loss/all" in drawn.multiselect(key="metrics").options

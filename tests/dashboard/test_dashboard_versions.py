@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from stepwell import Client, NotFound
 from stepwell.testing import make_spec, make_trajectory
-from tests.dashboard.conftest import open_notes
+from tests.dashboard.conftest import open_folders
 
 SPEC = make_spec(env="Test-v1")
 Page = Callable[..., AppTest]
@@ -30,7 +30,7 @@ def fine(drawn: AppTest) -> None:
 def test_without_a_version_it_says_how_to_make_one(service, dataset: str, page: Page) -> None:
     drawn = page("datasets", service.url, dataset=dataset)
     fine(drawn)
-    assert any(f"stepwell versions create {dataset}@v1" in code.value for code in drawn.code)
+    assert any(f"stepwell versions create {dataset}@v1" in one.value for one in drawn.markdown)
 
 
 def test_make_one_from_a_where(service, client: Client, dataset: str, page: Page) -> None:
@@ -68,14 +68,15 @@ def test_one_version_its_card_and_what_differs(
         dataset, "v2", where="length > 5", parent="v1", description=text, licence="CC0-1.0"
     )
     drawn = page("datasets", service.url, dataset=dataset, version="v2")
-    fine(drawn)
+    drawn.session_state["card_open"] = True
+    fine(drawn.run())
     shown = [code.value for code in drawn.code]
     assert any(made.digest in one and "CC0-1.0" in one for one in shown), "the card"
-    assert any(f"--dataset {dataset}@v2" in one for one in shown)
+    assert any(f"--dataset {dataset}@v2" in one.value for one in drawn.markdown)
     assert not any(one.key.startswith("version_before") for one in drawn.selectbox if one.key)
     drawn.session_state["version_compare"] = True
     drawn.run()
-    fine(open_notes(drawn))
+    fine(open_folders(drawn))
     shown = [code.value for code in drawn.code]
     assert text in [one.value for one in drawn.text]
     assert not any("example.org" in one.value for one in drawn.markdown), "no foreign picture"

@@ -19,7 +19,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api, components
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import open_notes
+from tests.dashboard.conftest import open_folders
 
 Page = Callable[..., AppTest]
 VIEWS = [
@@ -636,7 +636,7 @@ def test_queries_shown_are_the_ones_that_run(service, filled: str, page: Page) -
     with Client(service.url) as client:
         tried = 0
         for view in VIEWS:
-            drawn = open_notes(page(view, service.url))
+            drawn = open_folders(page(view, service.url))
             for block in drawn.code:
                 if block.value.lstrip().upper().startswith(("SELECT", "WITH")):
                     client.sql(block.value)
@@ -654,6 +654,7 @@ def test_a_query_has_parameters_whose_values_are_in_the_url(
     drawn.text_input(key="param_low").set_value("4").run()
     check(drawn)
     assert drawn.dataframe[0].value["seq"].tolist() == [5, 6]
+    open_folders(drawn)
     assert "--param name=" in drawn.code[-1].value and "--param low=4" in drawn.code[-1].value
 
 
@@ -664,6 +665,7 @@ def test_a_chart_of_another_query_leaves_no_column_behind(filled: str, service, 
     assert drawn.selectbox(key="chart_by").value == "policy"
     for kind in ("bars", "dots", "histogram"):
         drawn.segmented_control(key="chart").set_value(kind).run()
+        check(drawn)
         check(drawn)
     drawn.text_area(key="q").set_value(query.replace("seq, ", "")).run()
     check(drawn)
@@ -694,7 +696,7 @@ def test_an_answer_with_ids_is_a_selection_to_train_on(
         'ORDER BY "return" DESC LIMIT 2 -- the best'
     )
     drawn = page("console", service.url, q=query)
-    check(drawn)
+    check(open_folders(drawn))
     (command,) = [c.value for c in drawn.code if c.value.startswith("stepwell train")]
     words = shlex.split(command)
     assert words[words.index("--dataset") + 1] == filled
@@ -779,7 +781,7 @@ def test_the_doctor_shows_what_it_found_with_its_sql(
     check(drawn)
     assert "open end" in texts(drawn) and "1 trajectory" in texts(drawn)
     assert any("--repair without-open-end" in code.value for code in drawn.code)
-    open_notes(drawn)
+    open_folders(drawn)
     shown = next(c.value for c in drawn.code if "not terminated and not truncated" in c.value
                  and c.value.startswith("select"))  # fmt: skip
     assert len(client.sql(shown).rows) == 1
