@@ -53,13 +53,12 @@ window.drawnParts = () => {
   if (count('[data-testid="stException"]')) throw new Error('a traceback');
   return count('[data-testid="stVegaLiteChart"] svg.marks') + count('[data-testid="stDataFrame"]');
 };
-window.clickedAt = 0;
-addEventListener('pointerdown', () => { window.clickedAt = performance.now(); }, true);
-let since = null;
+let clicked = 0, since = null;
+addEventListener('pointerdown', () => { clicked = performance.now(); since = null; }, true);
 window.drawnAt = (parts, ready) => {
   if (window.drawnParts() < parts || !ready()) since = null;
   else since ??= performance.now();
-  return since !== null && performance.now() - since > 300 && (since - window.clickedAt) / 1000;
+  return since !== null && performance.now() - since > 300 && (since - clicked) / 1000;
 };
 """
 """In each document: seconds from its navigation, or from the last click, until all is drawn and
