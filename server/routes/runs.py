@@ -247,8 +247,8 @@ def _newest(
     found: dict[int, list[tuple[str, int, float | None]]] = {row["pk"]: [] for row in rows}
     if keys:
         named = {"runs": json.dumps(list(found)), "keys": json.dumps(list(dict.fromkeys(keys)))}
-        for pk, *point in c.execute(LATEST_OF, named):
-            found[pk].append((point[0], point[1], point[2]))
+        for pk, name, step, value in c.execute(LATEST_OF, named):
+            found[pk].append((name, step, value))
     return list(found.values())
 
 

@@ -122,6 +122,22 @@ def test_names_with_vega_syntax_are_taken_literally(name: str) -> None:
         assert encoding["tooltip"][-1]["title"] == name
 
 
+@pytest.mark.parametrize("points", [charts.FEW, charts.FEW + 1])
+def test_a_line_says_only_what_is_true_of_all_its_points(points: int) -> None:
+    """Vega has one tooltip for a whole line, made of its first point."""
+    frame = pd.DataFrame({"x": range(points), "y": 1.0, "run": "a"})
+    rows = frame.rename(columns={"run": "group", "y": "value"}).assign(low=0.0, high=2.0, n=3)
+    drawn = charts.lines(frame, x="x", y="y", colour="run", colours={"a": "red"}, **TITLES)
+    for _, chart in (drawn, charts.bands(rows, colours={"a": "red"}, **TITLES)):
+        layers = {layer["mark"]["type"]: layer for layer in chart["layer"]}
+        tips = [tip["field"] for tip in layers["line"]["encoding"]["tooltip"]]
+        assert tips in (["colour"], ["group"])
+        assert ("point" in layers) == (points <= charts.FEW)
+        if "point" in layers:
+            marked = [tip["field"] for tip in layers["point"]["encoding"]["tooltip"]]
+            assert set(tips) < set(marked) and "x" in marked
+
+
 def test_smoothing_is_an_unbiased_moving_average() -> None:
     values = pd.Series([1.0, 3.0, 5.0])
     assert charts.smooth(values, 0.0).tolist() == values.tolist()
