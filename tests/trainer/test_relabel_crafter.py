@@ -137,7 +137,7 @@ def test_the_recipe_reads_goals_as_words_and_the_map_as_places():
     ("view", "flags"),
     [("textures", []), ("crop", ["--agent.timestep-encoder.vector-keys"])],
 )
-def test_a_run_learns_and_its_policy_plays(service, view, flags, tmp_path: Path):
+def test_a_run_learns_and_its_policy_plays(service, view, flags, tmp_path: Path, monkeypatch):
     """The whole way: collect at random, the recipe, evaluate; as the guide says for each view."""
     name = f"relabel-crafter-{view}"
     env: list[Any] = ["--env", f"collector.builtin:{CRAFTER_ID}", "--env-args", "area=24"]
@@ -154,6 +154,7 @@ def test_a_run_learns_and_its_policy_plays(service, view, flags, tmp_path: Path)
         ],
         ["stepwell.cli", "evaluate", *env, "--policy", name, "--episodes", "2", "--no-upload"],
     ]
+    monkeypatch.chdir(tmp_path)
     variables = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
     for module, *words in commands:
         done = Fork(module, words, env=variables, output=tmp_path / "output")
