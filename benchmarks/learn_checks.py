@@ -46,10 +46,6 @@ WITHOUT_MEMORY_FACTOR = 2.0
 """How much longer than the slowest run the one without memory may take to the target."""
 UPDATES = 20_000
 """More than any check makes, so that exploration ends and versions are spaced as in a long run."""
-COMMON = [
-    *("--train.updates", str(UPDATES), "--train.schedule.checkpoint-every", str(UPDATES)),
-    *("--evaluate.every", "200", "--episodes", str(EPISODES)),
-]
 WITHOUT_MEMORY = [
     *("--train.agent.trajectory-encoder.context", "1"),
     *("--train.agent.timestep-encoder.hide-previous", "true"),
@@ -91,13 +87,39 @@ class Check:
     at least this much."""
     package: str = ""
     """What the environment needs."""
+    metric: str = ""
+    """A metric of an episode that must have the target, instead of the return."""
+    at_most: bool = False
+    """The target is an upper bound: errors."""
+    updates: int = UPDATES
+    every: int = 200
+    """Updates between scored versions."""
+
+    @property
+    def common(self) -> list[str]:
+        """Words of every run of this check."""
+        return [
+            *("--train.updates", str(self.updates)),
+            *("--train.schedule.checkpoint-every", str(self.updates)),
+            *("--evaluate.every", str(self.every), "--episodes", str(EPISODES)),
+        ]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of an episode that it looks at, besides the return."""
+        return tuple(n for n in dict.fromkeys((self.metric, *(self.rises or ())[:2])) if n)
+
+    def value(self, score: dict[str, Any]) -> float:
+        """What is compared with the target."""
+        return float(score[self.metric or "mean"])
 
     def has_target(self, score: dict[str, Any]) -> bool:
         if self.rises is not None:
             first, last, rise = self.rises
             if score[last] - score[first] < rise:
                 return False
-        return bool(score["mean"] >= self.target)
+        value = self.value(score)
+        return value <= self.target if self.at_most else value >= self.target
 
 
 def exploring(steps: int) -> tuple[str, ...]:
@@ -205,7 +227,7 @@ def outcome(check: Check, seed: int, folder: Path, *, memory: bool = True) -> di
     """
     port, name = free_port(), f"{check.key}-{seed}"
     settings = check.memory if memory else WITHOUT_MEMORY
-    words = ["run", *check.words, *COMMON, *settings, "--run", name, "--data", str(folder)]
+    words = ["run", *check.words, *check.common, *settings, "--run", name, "--data", str(folder)]
     words += ["--port", str(port), "--seed", str(seed)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
     folder.mkdir(parents=True)  # one that exists would continue its run, with this clock
@@ -227,15 +249,16 @@ def outcome(check: Check, seed: int, folder: Path, *, memory: bool = True) -> di
                     continue
                 for version, mean, low, high, details, created in rows[len(found) :]:
                     score = {"version": version, "seconds": round(created - begun, 1)}
-                    metrics = json.loads(details)["metrics"] if check.rises else {}
-                    compared = {name: metrics[name] for name in (check.rises or ())[:2]}
+                    metrics = json.loads(details)["metrics"] if check.metrics else {}
+                    compared = {name: metrics[name] for name in check.metrics}
                     found.append(score | {"mean": mean, "low": low, "high": high} | compared)
                     if reached is None and check.has_target(found[-1]):
                         frames = client.sql(FRAMES, [name, created]).rows[0][0]
                         reached = found[-1] | {"frames": frames}
     finally:
         _stop(process)
-    best = max((score["mean"] for score in found), default=None)
+    extreme = min if check.at_most else max
+    best = extreme((check.value(score) for score in found), default=None)
     return {"seed": seed, "reached": reached, "best": best, "scores": found}
 
 
@@ -271,7 +294,7 @@ def measure(check: Check, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     return {
         **{"task": check.task, "target": check.target, "amago": check.amago, "passed": passed},
         **{
-            "words": " ".join([*check.words, *COMMON, *check.memory]),
+            "words": " ".join([*check.words, *check.common, *check.memory]),
             "without_memory_below": check.without_memory,
         },
         **{"runs": runs, "without_memory": without, **provenance()},

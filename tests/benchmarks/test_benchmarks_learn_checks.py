@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.learn_checks import (
     CHECKS,
-    COMMON,
     NAME,
     WITHOUT_MEMORY,
     Check,
@@ -28,11 +27,11 @@ EASY = Check("easy", "a cue", -100.0, 200.0, (), ("stepwell/Recall-v0", "--envs"
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.key)
 def test_every_part_accepts_the_words_of_a_check(check: Check) -> None:
-    args, config = settings(*check.words, *COMMON, *check.memory)
+    args, config = settings(*check.words, *check.common, *check.memory)
     assert args.recipe == config.recipe == "online"
     memory = config.agent.trajectory_encoder
     assert memory.kind == "gru" or memory.context >= config.data.window
-    _, blind = settings(*check.words, *COMMON, *WITHOUT_MEMORY)
+    _, blind = settings(*check.words, *check.common, *WITHOUT_MEMORY)
     inputs = blind.agent.timestep_encoder
     assert blind.agent.trajectory_encoder.context == 1
     assert inputs.hide_previous and not inputs.differences
