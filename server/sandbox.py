@@ -85,8 +85,15 @@ def _root() -> str:
 
 
 def _packages() -> list[str]:
-    """Other folders of packages: the user's site, Debian's. Not everything on sys.path."""
-    return [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
+    """Other folders of packages: the user's site, Debian's, one of `pip install --target`. Not
+    everything on sys.path."""
+    return [p for p in sys.path if os.path.isdir(p) and _holds_packages(p)]
+
+
+def _holds_packages(folder: str) -> bool:
+    if os.path.basename(folder) in ("site-packages", "dist-packages"):
+        return True
+    return any(name.endswith(".dist-info") for name in os.listdir(folder))
 
 
 def _limits(address_space: int, cpu_seconds: int, open_files: int) -> None:

@@ -65,11 +65,16 @@ class WorkerProcess:
         self._pipes = threading.Lock()
         """Held while the pipes are used: the number of a closed descriptor may be reused for
         another file at once."""
+        complaints, stderr = os.pipe()
+        self._complaints = open(complaints, "rb", buffering=0)
+        """What it says before it is ready. No process waits for this pipe."""
+        for end in (complaints, stderr):
+            os.set_blocking(end, False)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-s", *_PROGRAM, str(data), str(share)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             env=environment(**_ALLOCATORS),
             cwd="/",
             bufsize=0,
@@ -77,6 +82,7 @@ class WorkerProcess:
             # shares CPU among sessions first (autogroup), so nice values would have no effect.
             process_group=0,
         )
+        os.close(stderr)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         for pipe in (self._stdin, self._stdout):
@@ -89,8 +95,16 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until it accepts requests; from then on it is niced. Raises as `ask`."""
-        header, _ = self._read(time.monotonic() + START_SECONDS, lambda _size: None)
+        """Wait until it accepts requests; from then on it is niced. Raises as `ask`, with the last
+        line that it said."""
+        try:
+            header, _ = self._read(time.monotonic() + START_SECONDS, lambda _size: None)
+        except EOFError as error:
+            said = self._complaints.read(1 << 16) or b""
+            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            raise EOFError(f"{error}: {last}" if last else str(error)) from None
+        finally:
+            self._complaints.close()
         self.layers = header["confined"]
         self._renice(NICE)
         self._base = memory_of(self.pid, 5)
@@ -161,7 +175,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         with self._pipes:  # a later `ask` finds them closed
-            for pipe in (self._stdin, self._stdout):
+            for pipe in (self._stdin, self._stdout, self._complaints):
                 with contextlib.suppress(OSError):
                     pipe.close()
 
