@@ -25,6 +25,7 @@ def dataset(client: Client, name: str) -> str:
 
 
 def create(page: AppTest, dataset: str, name: str) -> None:
+    assert [e.value for e in page.error if "version_exists" not in e.value] == []
     page.selectbox(key="make_version_of").set_value(dataset)
     page.text_input(key="make_version_name").set_value(name)
     page.button(key="make_version_go").click()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.sandbox import LAYERS, active, environment
+from server.sandbox import LAYERS, active, environment, libraries
 
 PROGRAM = """
 import json, os, socket, sys
@@ -112,3 +113,17 @@ def test_the_importing_child_loads_nothing_of_the_server_but_what_it_needs(tmp_p
         check=True,
     )
     assert done.stdout == ""
+
+
+def test_children_find_packages_of_pip_install_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, plain = tmp_path / "packages", tmp_path / "plain"
+    (packages / "thing-1.0.dist-info").mkdir(parents=True)
+    plain.mkdir()
+    for folder in (packages, plain, tmp_path / "absent"):
+        monkeypatch.syspath_prepend(str(folder))
+    assert str(packages) in libraries()
+    path = environment()["PYTHONPATH"].split(os.pathsep)
+    assert str(packages) in path
+    assert not {str(plain), str(tmp_path / "absent"), ""} & {*path, *libraries()}

@@ -290,3 +290,36 @@ def test_a_worker_that_does_not_speak_as_one_is_an_error(
     worker = start(f"import os; os.write(1, {frame!r})")
     with pytest.raises((EOFError, OSError, orjson.JSONDecodeError)):
         worker.wait_ready()
+
+
+def test_a_worker_that_does_not_start_says_why(start: Callable[..., WorkerProcess]) -> None:
+    with pytest.raises(EOFError, match="died: ModuleNotFoundError: No module named 'absent_one'$"):
+        start("import absent_one").wait_ready()
+    with pytest.raises(EOFError, match="the process died$"):
+        start("pass").wait_ready()
+
+
+def test_what_a_worker_says_blocks_nothing(start: Callable[..., WorkerProcess]) -> None:
+    """Nobody reads what it says, neither while it starts nor later."""
+    program = """
+import os, struct, sys
+def say():
+    try:
+        for _ in range(100):
+            os.write(2, b"x" * 65536)
+    except OSError:
+        pass
+def frame():
+    head = b'{"bytes": 0, "ok": true, "confined": {}}'
+    os.write(1, struct.pack(">I", len(head)) + head)
+say()
+frame()
+os.read(0, 1 << 16)
+say()
+frame()
+os.read(0, 1 << 16)
+"""
+    worker = start(program)
+    worker.wait_ready()
+    header, _ = worker.ask(request("select 1"), soon(), any_size)
+    assert header["ok"]
