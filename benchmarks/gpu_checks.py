@@ -4,8 +4,8 @@
 
 All checks run at once, each with service, collectors, trainer and evaluator of its own: policies
 act and are scored on CPU cores, the trainers share the GPU. A check ends when its target is
-reached, or after --seconds. The clock starts with its command. The result has, for each, the scores
-of all versions, the updates made and how many per second.
+reached, or after --seconds. The clock starts with its command. The result has the scores of all
+versions, each with its time.
 Results replace those of the same checks in benchmarks/results/gpu_checks.json. Exit status 1 if a
 check broke; one that did not reach its target is no failure here, but is recorded so.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +22,25 @@ from typing import Any
 
 import torch
 
-from benchmarks.learn_checks import LOSSES, MEMORY, POPGYM, Check, add, exploring, outcome, t_maze
+from benchmarks.learn_checks import (
+    LOSSES,
+    MEMORY,
+    POPGYM,
+    Check,
+    add,
+    chosen_checks,
+    exploring,
+    outcome,
+    result,
+    t_maze,
+)
 from benchmarks.report import RESULTS, provenance
 
 NAME = "gpu_checks"
 UPDATES = 100_000
 """More than any check makes, so that versions are spaced as in a long run."""
 EVERY = 1000
+"""Updates between scored versions: episodes are long, and the cores are shared."""
 WIDER = (
     *(f"{MEMORY}.d-model=128", f"{MEMORY}.d-ff=512", f"{MEMORY}.n-heads=8"),
     "--train.data.batch=32",
@@ -107,18 +118,13 @@ CHECKS = (
         package="mujoco",
     ),
 )
-BY_KEY = {one.key: one for one in CHECKS}
 
 
-def measure(one: Check, seconds: float, more: list[str], seed: int, folder: Path) -> dict[str, Any]:
-    """One run of a check with more words, and what it reached."""
-    limited = dataclasses.replace(one, seconds=seconds, words=(*one.words, *more))
+def measure(one: Check, seconds: float, more: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One run of a check with one more word, and what it reached."""
+    limited = dataclasses.replace(one, seconds=seconds, words=(*one.words, more))
     run = outcome(limited, seed, folder / f"{one.key}-{seed}")
-    reached, scores = run["reached"], run["scores"]
-    say = f"{one.target:g} not reached; best {run['best']} of {len(scores)} scored versions"
-    if reached is not None:
-        say = f"{one.target:g} at {reached['seconds']:.0f} s, {reached['frames']:,} steps"
-    print(f"{one.key} {one.task}: {say}", flush=True)
+    print(f"{one.key} {one.task}: {result(one, run)}", flush=True)
     return {
         **{"task": one.task, "target": one.target, "metric": one.metric or "return"},
         **{"words": " ".join([*limited.words, *limited.common]), "seconds": seconds, **run},
@@ -129,33 +135,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("keys", nargs="*", metavar="ID", help=f"of {', '.join(BY_KEY)}; all")
     parser.add_argument("--seconds", type=float, default=400.0, help="of each (default: 400)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", default="off", help="train.compile (default: off)")
-    parser.add_argument("--keep", type=Path, help="new folder in which everything is kept")
-    args = parser.parse_args()
-    if unknown := set(args.keys) - set(BY_KEY):
-        parser.error(f"no check {sorted(unknown)}; there are {', '.join(BY_KEY)}")
-    chosen = [BY_KEY[key] for key in args.keys] or list(CHECKS)
-    able = [one for one in chosen if not one.package or importlib.util.find_spec(one.package)]
-    for one in chosen:
-        if one not in able:
-            print(f"{one.key} {one.task}: skipped, {one.package} is not installed")
+    parser.add_argument("--compile", choices=("off", "auto", "on", "graphs"), default="off")
+    checks, args = chosen_checks(parser, CHECKS)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    more, failed = [f"--train.compile={args.compile}"], 0
+    compiling, failed = f"--train.compile={args.compile}", 0
     with (
         tempfile.TemporaryDirectory(prefix="stepwell-checks-") as temporary,
-        ThreadPoolExecutor(max(1, len(able))) as pool,
+        ThreadPoolExecutor(max(1, len(checks))) as pool,
     ):
         folder = (args.keep or Path(temporary)).resolve()
         runs = {
-            one.key: pool.submit(measure, one, args.seconds, more, args.seed, folder)
-            for one in able
+            one.key: pool.submit(measure, one, args.seconds, compiling, args.seed, folder)
+            for one in checks
         }
         for key, run in runs.items():
             try:
-                found = run.result() | {"device": device, "at_once": len(able), **provenance()}
+                found = run.result() | {"device": device, "at_once": len(checks), **provenance()}
             except RuntimeError as error:
                 print(error)
                 failed += 1

@@ -219,6 +219,14 @@ CHECKS = (
 BY_KEY = {check.key: check for check in CHECKS}
 
 
+def result(check: Check, run: dict[str, Any]) -> str:
+    """What a run reached, as a few words."""
+    if (reached := run["reached"]) is None:
+        tried = pluralize(len(run["scores"]), "scored version")
+        return f"{check.target:g} not reached; best {run['best']} of {tried}"
+    return f"{check.target:g} at {reached['seconds']:.0f} s, {reached['frames']:,} steps"
+
+
 def outcome(check: Check, seed: int, folder: Path, *, memory: bool = True) -> dict[str, Any]:
     """Run a check once, until its target or the end of its time. Returns the first score with the
     target (None if there was none), the steps collected until then, the best mean and all scores.
@@ -278,10 +286,7 @@ def measure(check: Check, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     for seed in seeds:
         run = outcome(check, seed, folder / f"{check.key}-{seed}")
         runs.append(run)
-        say = f"not reached; best {run['best']}"
-        if run["reached"] is not None:
-            say = f"at {run['reached']['seconds']:.0f} s, {run['reached']['frames']:,} steps"
-        print(f"{check.key} {check.task}, seed {seed}: {check.target:g} {say}", flush=True)
+        print(f"{check.key} {check.task}, seed {seed}: {result(check, run)}", flush=True)
     passed = all(run["reached"] is not None for run in runs)
     if check.without_memory is not None:
         times = [run["reached"]["seconds"] if run["reached"] else check.seconds for run in runs]
@@ -308,25 +313,40 @@ def add(found: dict[str, Any], path: Path) -> None:
         file.write((json.dumps(recorded | found, indent=2) + "\n").encode())
 
 
+def chosen_checks(
+    parser: argparse.ArgumentParser, checks: Sequence[Check]
+) -> tuple[list[Check], argparse.Namespace]:
+    """Those that the command line names, or all, without those whose package is absent; and all
+    arguments. Adds IDs and --keep to the parser."""
+    keys = [check.key for check in checks]
+    parser.add_argument("keys", nargs="*", metavar="ID", help=f"of {', '.join(keys)}; all")
+    parser.add_argument("--keep", type=Path, help="new folder in which everything is kept")
+    args = parser.parse_args()
+    if unknown := set(args.keys) - set(keys):
+        parser.error(f"no check {sorted(unknown)}; there are {', '.join(keys)}")
+    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
+        parser.error(f"--keep {args.keep} is not empty: its runs would continue; name a new folder")
+    able = []
+    for check in checks:
+        if args.keys and check.key not in args.keys:
+            continue
+        if check.package and importlib.util.find_spec(check.package) is None:
+            print(f"{check.key} {check.task}: skipped, {check.package} is not installed")
+        else:
+            able.append(check)
+    return able, args
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("keys", nargs="*", metavar="ID", help=f"of {', '.join(BY_KEY)}; all")
     parser.add_argument("--seeds", type=_seeds, default=range(3), help="e.g. 0-2 (default: 0-2)")
-    parser.add_argument("--keep", type=Path, help="new folder in which everything is kept")
-    args = parser.parse_args()
-    if unknown := set(args.keys) - set(BY_KEY):
-        parser.error(f"no check {sorted(unknown)}; there are {', '.join(BY_KEY)}")
-    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
-        parser.error(f"--keep {args.keep} is not empty: its runs would continue; name a new folder")
+    checks, args = chosen_checks(parser, CHECKS)
     failed = []
     with tempfile.TemporaryDirectory(prefix="stepwell-checks-") as temporary:
         folder = (args.keep or Path(temporary)).resolve()
-        for check in [BY_KEY[key] for key in args.keys] or CHECKS:
-            if check.package and importlib.util.find_spec(check.package) is None:
-                print(f"{check.key} {check.task}: skipped, {check.package} is not installed")
-                continue
+        for check in checks:
             found = measure(check, args.seeds, folder)
             add({check.key: found}, RESULTS / f"{NAME}.json")
             failed += [] if found["passed"] else [check.key]

@@ -3,16 +3,19 @@
     frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
 
 A child reads and writes blocking files (`read_frame`, `write_frame`). The service reads its end of
-the pipe with `FrameReader`, which watches clock and memory while it waits.
+the pipe with `FrameReader`, which watches clock and memory while it waits. What a child says on
+stderr before it dies comes through `stderr_pipe`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from io import FileIO
 from typing import Any, BinaryIO
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -42,6 +45,31 @@ def write_frame(sink: BinaryIO, header: dict[str, Any], payload: Any = b"") -> N
 def frame_head(header: bytes) -> bytes:
     """A frame up to its payload, whose length the header (JSON) gives as `bytes`."""
     return struct.pack(">I", len(header)) + header
+
+
+@contextlib.contextmanager
+def stderr_pipe() -> Generator[tuple[FileIO, int]]:
+    """A pipe for the stderr of a child that is started inside: (the end to read, the child's).
+
+    Neither end blocks: what does not fit into the pipe is lost. The end to read stays open, for
+    whoever keeps it, unless starting the child fails.
+    """
+    source, sink = os.pipe()
+    for end in (source, sink):
+        os.set_blocking(end, False)
+    file = FileIO(source)
+    try:
+        yield file, sink
+    except BaseException:
+        file.close()
+        raise
+    finally:
+        os.close(sink)
+
+
+def last_words(stderr: FileIO) -> str:
+    """The end of what a child has said on stderr."""
+    return (stderr.read(1 << 16) or b"")[-4000:].decode(errors="replace").strip()
 
 
 def _exactly(source: BinaryIO, size: int) -> bytes:

@@ -87,13 +87,16 @@ def _root() -> str:
 def _packages() -> list[str]:
     """Other folders of packages: the user's site, Debian's, one of `pip install --target`. Not
     everything on sys.path."""
-    return [p for p in sys.path if os.path.isdir(p) and _holds_packages(p)]
+    return [p for p in sys.path if _holds_packages(p)]
 
 
 def _holds_packages(folder: str) -> bool:
     if os.path.basename(folder) in ("site-packages", "dist-packages"):
         return True
-    return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:  # a zip file, or a folder that is absent or of somebody else
+        return False
 
 
 def _limits(address_space: int, cpu_seconds: int, open_files: int) -> None:

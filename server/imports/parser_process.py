@@ -8,7 +8,6 @@ is cancelled.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import orjson
 import structlog
 
-from server.pipe_frames import FrameReader, frame_head, memory_of
+from server.pipe_frames import FrameReader, frame_head, last_words, memory_of, stderr_pipe
 from server.problems import ProblemError
 from server.sandbox import environment
 
@@ -57,21 +56,18 @@ def frames(
             raise ProblemError(413, "body_too_large", detail)
         return _TICK
 
-    # The child's stderr is logged when it dies. A child that fills it blocks until its timeout.
-    stderr_read, stderr_write = os.pipe()
-    os.set_blocking(stderr_write, False)
-    with open(path, "rb") as file, open(stderr_read, "rb", buffering=0) as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "server.imports.parser", str(file.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr_write,
-            pass_fds=(file.fileno(),),
-            env=environment(),
-            cwd="/",
-            start_new_session=True,
-        )
-        os.close(stderr_write)
+    with open(path, "rb") as file:
+        with stderr_pipe() as (stderr, stderr_write):
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-m", "server.imports.parser", str(file.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr_write,
+                pass_fds=(file.fileno(),),
+                env=environment(),
+                cwd="/",
+                start_new_session=True,
+            )
         assert process.stdin is not None and process.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -92,13 +88,14 @@ def frames(
             raise _broken(str(error)) from None
         except EOFError:
             process.wait()
-            last = (stderr.read(1 << 16) or b"")[-4000:].decode(errors="replace")
             # The content of the file is the likely cause, so the sender gets a problem.
+            last = last_words(stderr)
             log.warning("an import process died", status=process.returncode, stderr=last)
             raise _broken("the process that read it died") from None
         finally:
             process.kill()
             process.wait()
+            stderr.close()
             process.stdout.close()
             with contextlib.suppress(OSError):
                 process.stdin.close()

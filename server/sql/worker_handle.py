@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from server.pipe_frames import FrameReader, frame_head, memory_of
+from server.pipe_frames import FrameReader, frame_head, last_words, memory_of, stderr_pipe
 from server.sandbox import environment
 
 START_SECONDS = 60.0
@@ -65,24 +65,19 @@ class WorkerProcess:
         self._pipes = threading.Lock()
         """Held while the pipes are used: the number of a closed descriptor may be reused for
         another file at once."""
-        complaints, stderr = os.pipe()
-        self._complaints = open(complaints, "rb", buffering=0)
-        """What it says before it is ready. No process waits for this pipe."""
-        for end in (complaints, stderr):
-            os.set_blocking(end, False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-s", *_PROGRAM, str(data), str(share)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment(**_ALLOCATORS),
-            cwd="/",
-            bufsize=0,
-            # The service handles Ctrl-C and stops the workers itself. Not a new session: Linux
-            # shares CPU among sessions first (autogroup), so nice values would have no effect.
-            process_group=0,
-        )
-        os.close(stderr)
+        with stderr_pipe() as (self._stderr, stderr):
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-s", *_PROGRAM, str(data), str(share)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment(**_ALLOCATORS),
+                cwd="/",
+                bufsize=0,
+                # The service handles Ctrl-C and stops the workers itself. Not a new session: Linux
+                # shares CPU among sessions first (autogroup), so nice values would have no effect.
+                process_group=0,
+            )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         for pipe in (self._stdin, self._stdout):
@@ -100,11 +95,10 @@ class WorkerProcess:
         try:
             header, _ = self._read(time.monotonic() + START_SECONDS, lambda _size: None)
         except EOFError as error:
-            said = self._complaints.read(1 << 16) or b""
-            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            last = last_words(self._stderr).rpartition("\n")[2]
             raise EOFError(f"{error}: {last}" if last else str(error)) from None
         finally:
-            self._complaints.close()
+            self._stderr.close()
         self.layers = header["confined"]
         self._renice(NICE)
         self._base = memory_of(self.pid, 5)
@@ -175,7 +169,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         with self._pipes:  # a later `ask` finds them closed
-            for pipe in (self._stdin, self._stdout, self._complaints):
+            for pipe in (self._stdin, self._stdout, self._stderr):
                 with contextlib.suppress(OSError):
                     pipe.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.learn_checks import (
     WITHOUT_MEMORY,
     Check,
     add,
+    chosen_checks,
     measure,
     outcome,
 )
@@ -88,6 +90,30 @@ def test_metrics_of_attempts_are_read_from_evaluations(tmp_path: Path) -> None:
     score = outcome(attempts, 0, tmp_path / "run")["reached"]
     assert 0.0 <= score["success_0"] <= 1.0 and 0.0 <= score["success_1"] <= 1.0
     assert score["mean"] == pytest.approx(score["success_0"] + score["success_1"])
+
+
+def test_checks_are_chosen_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = dataclasses.replace(EASY, key="other")
+    absent = dataclasses.replace(EASY, key="absent", package="no_such_package")
+
+    def choose(*words: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["learn_checks", *words])
+        chosen, _ = chosen_checks(argparse.ArgumentParser(), [EASY, other, absent])
+        return [check.key for check in chosen]
+
+    assert choose() == ["easy", "other"]
+    assert "no_such_package is not installed" in capsys.readouterr().out
+    assert choose("other", "--keep", str(tmp_path)) == ["other"]
+    (tmp_path / "file").touch()
+    for words, said in (
+        (["elsewhere"], "there are easy, other, absent"),
+        (["--keep", str(tmp_path)], "is not empty"),
+    ):
+        with pytest.raises(SystemExit):
+            choose(*words)
+        assert said in capsys.readouterr().err
 
 
 def test_results_are_added_to_those_of_other_checks(tmp_path: Path) -> None:

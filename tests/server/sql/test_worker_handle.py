@@ -297,6 +297,12 @@ def test_a_worker_that_does_not_start_says_why(start: Callable[..., WorkerProces
         start("import absent_one").wait_ready()
     with pytest.raises(EOFError, match="the process died$"):
         start("pass").wait_ready()
+    open_files = psutil.Process().num_fds()
+    for _ in range(3):
+        with pytest.raises(OSError), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker_handle.sys, "executable", "/absent")
+            start("pass")
+    assert psutil.Process().num_fds() == open_files, "the pool tries again for ever"
 
 
 def test_what_a_worker_says_blocks_nothing(start: Callable[..., WorkerProcess]) -> None:
