@@ -121,6 +121,7 @@ def test_children_find_packages_of_pip_install_target(
     packages, plain = tmp_path / "packages", tmp_path / "plain"
     (packages / "thing-1.0.dist-info").mkdir(parents=True)
     plain.mkdir()
+    (plain / "thing.py").touch()
     for folder in (packages, plain, tmp_path / "absent"):
         monkeypatch.syspath_prepend(str(folder))
     assert str(packages) in libraries()
