@@ -8,14 +8,17 @@ was started with. Writes go through `client()` inside `components.attempt`, whic
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import math
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +29,7 @@ import pandas as pd
 import pyarrow.ipc
 import pyarrow.parquet
 import streamlit as st
+from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ctx
 
 from dashboard.frames import gif
 from stepwell import Client, doctor
@@ -55,7 +59,6 @@ from stepwell.messages import (
     Page,
     Run,
     RunPage,
-    Series,
     Version,
 )
 from stepwell.published_scores import published_scores
@@ -79,6 +82,8 @@ SQL_SECONDS = 5.0
 """Default timeout of a query; the console can set another."""
 MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
+PREFETCHED_AT_ONCE = 3
+"""Fewer than the queries that one caller may have at the service."""
 PAGE = 100
 """Number of rows per page of a long list."""
 DATA_SQL = """
@@ -161,6 +166,26 @@ def refresh() -> None:
     """Clear all cached reads."""
     st.cache_data.clear()
     _failures.clear()
+
+
+def prefetch(*reads: Callable[[], object]) -> None:
+    """Make reads at the same time, before a page draws anything: its parts find them in the cache.
+
+    Pages that drew between their reads waited longer for each, because the browser uses the same
+    processors. A read that fails is made again by the part that needs it, which shows the error.
+    """
+    context = get_script_run_ctx()
+
+    def attempt(read_one: Callable[[], object]) -> None:
+        with contextlib.suppress(StepwellError):
+            read_one()
+
+    def join_session() -> None:
+        add_script_run_ctx(threading.current_thread(), context)
+
+    with ThreadPoolExecutor(PREFETCHED_AT_ONCE, initializer=join_session) as pool:
+        for done in [pool.submit(attempt, one) for one in reads]:
+            done.result()
 
 
 # --- reads -------------------------------------------------------------------------------------
@@ -434,89 +459,6 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
     params = {"limit": PAGE, "cursor": cursor, "state": state}
     page = client().ask(Page[Job], "GET", "/v1/jobs", params=params)
     return page.items, page.next
-
-
-# --- curves -------------------------------------------------------------------------------------
-
-WHOLE_SECONDS = 60.0
-"""Seconds until a growing curve is read completely again: a resumed run rewrites its points."""
-KEYS_AT_ONCE = 50
-
-
-class Curve:
-    """One metric of one run: `steps`, `times` and `values` as arrays, NaN where none was finite."""
-
-    def __init__(self, series: Series, heartbeat: float):
-        self.steps = np.asarray(series.steps, np.int64)
-        self.times = np.asarray(series.times, float)
-        self.values = np.asarray(series.values, float)
-        self.heartbeat = heartbeat
-        """Heartbeat of the run when the complete curve was read."""
-        self.read_at = time.monotonic()
-
-    def extend(self, more: Series) -> None:
-        self.steps = np.append(self.steps, np.asarray(more.steps, np.int64))
-        self.times = np.append(self.times, np.asarray(more.times, float))
-        self.values = np.append(self.values, np.asarray(more.values, float))
-
-    def is_old(self, run: Run, last: int) -> bool:
-        """Whether to read the complete curve again, not only its new points."""
-        waited = time.monotonic() - self.read_at > WHOLE_SECONDS or not run.alive
-        newer = run.heartbeat_at != self.heartbeat
-        return (newer and waited) or len(self.steps) > 2 * POINTS or last < self.steps[-1]
-
-
-class Curves:
-    """The curves on one screen. Each is read completely once, then only its new points."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, float], dict[str, Curve]] = {}
-
-    def keep(self, chosen: Sequence[Run]) -> None:
-        """Delete the curves of runs that are no longer shown."""
-        for place in set(self._known) - {_place(run) for run in chosen}:
-            del self._known[place]
-
-    def get(self, run: Run, keys: Sequence[str]) -> dict[str, Curve]:
-        """Those of `keys` that this run has."""
-        known = self._known.setdefault(_place(run), {})
-        mine = [key for key in keys if key in run.latest_steps]
-        whole, newer = [], {}
-        for key in mine:
-            last = run.latest_steps[key]
-            # The query separates keys with commas, so for a key that contains one, all keys are
-            # read completely.
-            if key not in known or known[key].is_old(run, last):
-                whole.append(key)
-            elif last > known[key].steps[-1]:
-                if "," in key:
-                    whole.append(key)
-                else:
-                    newer[key] = int(known[key].steps[-1])
-        if any("," in key for key in whole):
-            read = client().metrics(run.name, points=POINTS)
-            found = {key: read[key] for key in whole if key in read}
-        else:
-            found = _series(run.name, whole)
-        for key, series in found.items():
-            known[key] = Curve(series, run.heartbeat_at)
-        for key, series in _series(run.name, list(newer), list(newer.values())).items():
-            known[key].extend(series)
-        return {key: known[key] for key in mine if key in known}
-
-
-def _place(run: Run) -> tuple[str, str, float]:
-    """The key of a run. A run deleted and created again with the same name gets another key."""
-    return address(), run.name, run.created_at
-
-
-def _series(name: str, keys: list[str], after: list[int] | None = None) -> dict[str, Series]:
-    found: dict[str, Series] = {}
-    for start in range(0, len(keys), KEYS_AT_ONCE):
-        part = slice(start, start + KEYS_AT_ONCE)
-        steps = None if after is None else after[part]
-        found |= client().metrics(name, keys[part], POINTS, after=steps)
-    return found
 
 
 # --- queries ------------------------------------------------------------------------------------

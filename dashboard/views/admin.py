@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -16,21 +17,13 @@ DAY = 86400.0
 
 @components.view("Admin", "The service, its tokens, and who deleted or gave away what.")
 def show() -> None:
+    api.prefetch(api.health, api.datasets)
     _service()
-    left, right = st.columns([3, 2], gap="large")
-    with left:
-        st.subheader("Tokens")
-        components.guarded(_tokens)
-    with right:
-        components.guarded(_create)
-    st.subheader("Stored data and limits")
-    components.guarded(admin_data.stored)
-    st.subheader("Jobs")
-    components.guarded(admin_data.jobs)
-    st.subheader("Snapshots in use")
-    components.guarded(_leases)
-    st.subheader("Audit log")
-    components.guarded(_audit)
+    tabs = st.tabs(list(PARTS), key="part", bind="query-params")
+    for tab, draw in zip(tabs, PARTS.values(), strict=True):
+        with tab:
+            if tab.open:  # only that one is read and drawn
+                components.guarded(draw)
 
 
 def _service() -> None:
@@ -51,6 +44,14 @@ def _service() -> None:
 
 
 def _tokens() -> None:
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        components.guarded(_given)
+    with right:
+        components.guarded(_create)
+
+
+def _given() -> None:
     found = api.tokens()
     if not found:
         components.empty(
@@ -164,3 +165,12 @@ def _audit() -> None:
     when = st.column_config.DatetimeColumn(format="distance")
     components.table(frame, "audit", columns={"when": when})
     pages.draw(len(found), following)
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "Tokens": _tokens,
+    "Stored data and limits": admin_data.stored,
+    "Jobs": admin_data.jobs,
+    "Snapshots in use": _leases,
+    "Audit log": _audit,
+}

@@ -47,6 +47,7 @@ EVERY = "all datasets"
 @components.view("SQL", "One SELECT over everything the service knows. Rows of `steps` are T+1 "
                  "per trajectory; `trajectories.length` is T.")  # fmt: skip
 def show() -> None:
+    api.prefetch(api.datasets, api.query_schema, api.saved_queries)
     if name := st.query_params.get("saved"):
         components.guarded(lambda: saved.open_linked(name))
     # The editor starts with the query in the URL, else with the first example.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -13,6 +15,8 @@ from dashboard.views import uploads, versions
 WARNED = 5
 """Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
 POLICIES = 100
+SPREADS = (('"return"', "return", "sum of rewards"), ("length", "length", "transitions"))
+"""Column, title and unit of the histograms."""
 LIST_SQL = (
     "SELECT dataset, count(*) AS trajectories, sum(length) AS transitions,\n"
     "       avg(\"return\") FILTER (WHERE purpose = 'train') AS mean_return\n"
@@ -37,17 +41,33 @@ def show() -> None:
             f"  '{api.address()}/v1/datasets/hopper/imports?format=d4rl&create=true&env=Hopper-v5'",
         )
         return
-    _table(found)
     names = [d.name for d in found]
     # A dataset that was deleted, or a stale link, must not break the page.
     if st.session_state.get("dataset") not in names:
         st.session_state.pop("dataset", None)
+    asked = st.session_state.get("dataset") or st.query_params.get("dataset")
+    api.prefetch(
+        _read_figures,
+        *(_summary_reads(asked if asked in names else names[0]) if _part() == "Summary" else ()),
+    )
+    _table(found)
     chosen = st.selectbox("Dataset", names, key="dataset", bind="query-params")
     _detail(next(d for d in found if d.name == chosen))
 
 
+def _part() -> str:
+    """The tab that is open, before it is drawn too."""
+    by_link = "Versions" if "version" in st.query_params else "Summary"
+    asked = st.session_state.get("part") or st.query_params.get("part") or by_link
+    return asked if asked in PARTS else by_link
+
+
+def _read_figures() -> pd.DataFrame:
+    return api.sql(LIST_SQL, limit=100_000).frame
+
+
 def _table(found: list[Any]) -> None:
-    figures = api.sql(LIST_SQL, limit=100_000).frame.set_index("dataset")
+    figures = _read_figures().set_index("dataset")
     rows = []
     for d in found:
         limits = [
@@ -90,35 +110,50 @@ def _detail(dataset: Any) -> None:
     with st.container(horizontal=True):
         for tag in dataset.tags:
             st.badge(tag)
-    summary, schema, versioned, snapshots, jobs, manage = st.tabs(
-        ["Summary", "Schema", "Versions", "Snapshots", "Imports", "Manage"],
-        default="Versions" if "version" in st.query_params else None,
-    )
-    with summary:
-        components.guarded(lambda: _summary(dataset))
-    with schema:
-        _schema(dataset)
-    with versioned:
-        components.guarded(lambda: versions.show(dataset))
-    with snapshots:
-        components.guarded(lambda: _snapshots(dataset))
-    with jobs:
-        components.live(_jobs, lambda: bool(_open_jobs()))
-    with manage:
-        components.guarded(lambda: _manage(dataset))
+    tabs = st.tabs(list(PARTS), default=_part(), key="part", bind="query-params")
+    for tab, draw in zip(tabs, PARTS.values(), strict=True):
+        with tab:
+            if tab.open:  # only that one is read and drawn
+                components.guarded(functools.partial(draw, dataset))
 
 
 # --- summary and schema ---------------------------------------------------------------------------
 
 
-def _summary(dataset: Any) -> None:
-    where = f"dataset = {formatting.literal(dataset.name)} AND purpose = 'train'"
-    sql = (
+def _training(name: str) -> str:
+    return f"dataset = {formatting.literal(name)} AND purpose = 'train'"
+
+
+def _totals_sql(name: str) -> str:
+    return (
         "SELECT count(*) AS n, sum(length) AS steps, avg(length) AS length,\n"
         '       avg("return") AS mean, min("return") AS least, max("return") AS most,\n'
         "       avg(CAST(terminated AS INTEGER)) AS terminated\n"
-        f"FROM trajectories WHERE {where}"
+        f"FROM trajectories WHERE {_training(name)}"
     )
+
+
+def _policies_sql(name: str) -> str:
+    return (
+        "SELECT policy, source, purpose, count(*) AS trajectories,\n"
+        '       avg("return") AS mean_return, avg(length) AS mean_length\n'
+        f"FROM trajectories WHERE dataset = {formatting.literal(name)}\n"
+        "GROUP BY ALL ORDER BY trajectories DESC"
+    )
+
+
+def _summary_reads(name: str) -> list[Callable[[], object]]:
+    """What `_summary` will read."""
+    where = _training(name)
+    queries = [components.histogram_sql(column, where) for column, _, _ in SPREADS]
+    return [
+        *(functools.partial(api.sql, query) for query in (_totals_sql(name), *queries)),
+        lambda: api.sql(_policies_sql(name), limit=POLICIES),
+    ]
+
+
+def _summary(dataset: Any) -> None:
+    sql, where = _totals_sql(dataset.name), _training(dataset.name)
     row = api.sql(sql).frame.astype(float).fillna(float("nan")).iloc[0]
     extent = f"{formatting.decimal(row['least'])} … {formatting.decimal(row['most'])}"
     components.numbers(
@@ -134,24 +169,18 @@ def _summary(dataset: Any) -> None:
         ]
     )
     components.sql_note(sql, "numbers")
-    pictures = (('"return"', "return", "sum of rewards"), ("length", "length", "transitions"))
-    for place, (column, title, unit) in zip(st.columns(2, gap="large"), pictures, strict=True):
+    for place, (column, title, unit) in zip(st.columns(2, gap="large"), SPREADS, strict=True):
         with place:
-            sql = components.histogram_sql(column, where)
-            bins = api.sql(sql).frame
+            histogram = components.histogram_sql(column, where)
+            bins = api.sql(histogram).frame
             if bins.empty:
                 st.caption(f"No {title}s to show yet.")
             else:
                 st.vega_lite_chart(
                     *charts.histogram(bins, title=title, unit=unit), key=f"h_{title}"
                 )
-            components.sql_note(sql, f"h_{title}")
-    sql = (
-        "SELECT policy, source, purpose, count(*) AS trajectories,\n"
-        '       avg("return") AS mean_return, avg(length) AS mean_length\n'
-        f"FROM trajectories WHERE dataset = {formatting.literal(dataset.name)}\n"
-        "GROUP BY ALL ORDER BY trajectories DESC"
-    )
+            components.sql_note(histogram, f"h_{title}")
+    sql = _policies_sql(dataset.name)
     st.markdown("**By policy**")
     by_policy = api.sql(sql, limit=POLICIES)
     components.table(by_policy.frame, "by_policy", sql=sql)
@@ -207,6 +236,11 @@ def _snapshots(dataset: Any) -> None:
 
 def _open_jobs() -> list[str]:
     return [j.id for state in ("queued", "running") for j in api.jobs(state=state)[0]]
+
+
+def _imports(_dataset: Any) -> None:
+    """Of all datasets: a job may be the one that creates its dataset."""
+    components.live(_jobs, lambda: bool(_open_jobs()))
 
 
 def _jobs() -> None:
@@ -358,3 +392,14 @@ def _protect(dataset: Any) -> None:
             lambda: api.client().label_trajectories(ids, protect=True), f"{len(ids)} protected"
         ):
             st.rerun()
+
+
+PARTS: dict[str, Callable[[Any], None]] = {
+    "Summary": _summary,
+    "Schema": _schema,
+    "Versions": versions.show,
+    "Snapshots": _snapshots,
+    "Imports": _imports,
+    "Manage": _manage,
+}
+"""Tabs of one dataset."""

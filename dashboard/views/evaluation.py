@@ -21,6 +21,7 @@ VIDEO_WIDTH = 480
     "row; the bar is a bootstrap interval over training seeds and episodes.",
 )
 def show() -> None:
+    api.prefetch(api.evaluations, api.comparisons)
     comparison.section()
     found = api.evaluations()
     if not found:

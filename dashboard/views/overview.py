@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -32,6 +33,14 @@ RECENT = 8
 
 @components.view("Overview")
 def show() -> None:
+    api.prefetch(
+        lambda: api.sql(TOTALS),
+        _recent,
+        lambda: api.sql(_inflow_sql()),
+        *(api.datasets, api.health, api.workers, _failed),
+        *(lambda: _running(alive=True), lambda: _running(alive=False)),
+        lambda: api.jobs(state="failed"),
+    )
     if not api.datasets() and not api.runs(limit=1).total:
         components.empty(
             "The service is empty. Upload an offline dataset on the Datasets page, or let the "
@@ -55,6 +64,24 @@ def _active() -> bool:
 def _running(alive: bool) -> Any:
     """Runs of status running with a recent heartbeat, or without one."""
     return api.runs(status="running", alive=alive)
+
+
+def _failed() -> Any:
+    # Rounded to the minute, because the result is cached by its arguments.
+    return api.runs(status="failed", since=time.time() // 60 * 60 - DAY)
+
+
+def _recent() -> Any:
+    """The newest runs, with the last steps of their metrics: a curve is read again only after a
+    point is added."""
+    found = api.runs(limit=RECENT, brief=False)
+    api.prefetch(*(functools.partial(_trend, run) for run in found.items))
+    return found
+
+
+def _inflow_sql() -> str:
+    # Rounded, so that the cache and the chart change every ten seconds only.
+    return INFLOW.format(now=int(time.time() // 10 * 10))
 
 
 def _figures() -> None:
@@ -90,8 +117,7 @@ def _figures() -> None:
 def _alerts() -> None:
     health = api.health()
     silent = _running(alive=False)
-    # Rounded to the minute, because the result is cached by its arguments.
-    failed = api.runs(status="failed", since=time.time() // 60 * 60 - DAY)
+    failed = _failed()
     workers = api.workers()
     broken = [w for w in workers if w.state == "failed"]
     # A silent run is listed; its worker need not be.
@@ -151,8 +177,7 @@ def _last_line(text: str) -> str:
 
 def _inflow() -> None:
     st.subheader("Inflow, last hour")
-    # Rounded, so that the cache and the chart change every ten seconds only.
-    sql = INFLOW.format(now=int(time.time() // 10 * 10))
+    sql = _inflow_sql()
     frame = api.sql(sql).frame
     if frame.empty:
         st.caption("No trajectory arrived within the last hour.")
@@ -173,8 +198,7 @@ def _inflow() -> None:
 
 def _active_runs() -> None:
     st.subheader("Runs")
-    # With the last steps of their metrics: a curve is read again only after a point is added.
-    found = api.runs(limit=RECENT, brief=False)
+    found = _recent()
     if not found.total:
         components.empty(
             "No run yet. Start a learner:", "stepwell train pendulum_stitch --dataset NAME"

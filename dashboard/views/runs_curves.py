@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
+from dashboard.curve_cache import Curves
 from dashboard.views import runs_config
 
 METRICS_SQL = (
@@ -70,7 +71,7 @@ def draw(runs: list[Any], colours: dict[str, str]) -> None:
         components.empty("These runs have reported no metric yet.")
     elif not keys:
         components.empty(f"None of {len(every):,} metrics has such a name.")
-    store: api.Curves = st.session_state.setdefault(CURVES, api.Curves())
+    store: Curves = st.session_state.setdefault(CURVES, Curves())
     store.keep(runs)
     drawn = 0
     for section, members in _sections(keys):
@@ -110,7 +111,7 @@ def _interest(section: str) -> tuple[int, str]:
 
 
 def _section(
-    name: str, members: list[str], runs: list[Any], store: api.Curves, colours: dict[str, str]
+    name: str, members: list[str], runs: list[Any], store: Curves, colours: dict[str, str]
 ) -> None:
     shown = _page(name, members) if _is_whole(name) else members[:FIRST]
     axis = st.session_state.get("x") or "step"

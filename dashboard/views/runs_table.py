@@ -56,7 +56,12 @@ def _shown(which: str) -> list[str]:
 
 def menus(names: tuple[str, ...], chosen: list[Any]) -> None:
     """Menus of the columns to add, of what the runs have."""
-    with st.popover("Columns", icon=":material/view_column:"):
+    columns = st.popover("Columns", icon=":material/view_column:", key="columns", on_change="rerun")
+    # The names of all metrics and settings are read only for who looks at them. Menus that are not
+    # drawn would forget what was chosen.
+    if not (columns.open or _shown("metrics") or _shown("settings")):
+        return
+    with columns:
         sample = chosen or api.chosen_runs(names[:1])
         metrics = sorted({key for run in sample for key in run.latest_steps})
         st.multiselect(

@@ -9,16 +9,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 import dashboard
-from dashboard import api
+from dashboard import api, curve_cache
+from dashboard.curve_cache import Curves
 from stepwell import Client
 from stepwell.messages import MetricPoint
 
 FOLDER = Path(dashboard.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
-SDK = ("api.py", "launching.py", "programs.py", "main.py", "formatting.py")
-"""The first two read, programs.py knows what launchers publish, main.py is the command, and
+SDK = ("api.py", "curve_cache.py", "launching.py", "programs.py", "main.py", "formatting.py")
+"""The first three read, programs.py knows what launchers publish, main.py is the command, and
 formatting.py writes numbers as commands do."""
 
 
@@ -88,19 +90,56 @@ def test_cached_reads_never_answer_for_one_another(monkeypatch: pytest.MonkeyPat
     assert len(asked) == 5
 
 
+def prefetching() -> None:
+    """A page, drawn by AppTest."""
+    import threading
+
+    import streamlit as st
+
+    from dashboard import api
+
+    st.session_state[api.TOKEN] = "mine"
+    together = threading.Barrier(2, timeout=60.0)
+
+    @api.read(60)
+    def token(number: int) -> str:
+        together.wait()  # by two at once, or not at all
+        return f"{number} with {api.token()}"
+
+    @api.read(60)
+    def refused() -> None:
+        raise api.StepwellError("refused")
+
+    api.prefetch(lambda: token(1), refused, lambda: token(2))
+    together.abort()
+    st.text(token(1))
+    st.text(token(2))
+    try:
+        refused()
+    except api.StepwellError as error:
+        st.text(str(error))
+
+
+def test_what_a_page_needs_is_read_at_once_before_it_is_drawn() -> None:
+    """With the token of its session. What fails is asked again, by the part that tells of it."""
+    drawn = AppTest.from_function(prefetching, default_timeout=120).run()
+    assert [e.message for e in drawn.exception] == []
+    assert [t.value for t in drawn.text] == ["1 with mine", "2 with mine", "refused"]
+
+
 def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
     service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPWELL_URL", service.url)
     asked: list[tuple[list[str], list[int] | None]] = []
-    whole = api._series
+    whole = curve_cache._series
 
     def spied(run: str, keys: list[str], after: list[int] | None = None):
         if keys:
             asked.append((keys, after))
         return whole(run, keys, after)
 
-    monkeypatch.setattr(api, "_series", spied)
+    monkeypatch.setattr(curve_cache, "_series", spied)
 
     def log(key: str, **values: float) -> None:
         points = [
@@ -113,7 +152,7 @@ def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
     log("a", s1=0.1, s2=0.2)
     log("b", s1=1.0)
     log("c,d", s1=3.0)
-    curves, keys = api.Curves(), ["a", "b", "c,d", "none"]
+    curves, keys = Curves(), ["a", "b", "c,d", "none"]
 
     def values() -> dict[str, list[float]]:
         return {k: c.values.tolist() for k, c in curves.get(client.run(name), keys).items()}
@@ -129,10 +168,10 @@ def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
     # A resumed run says other things about steps it had: all is read again within a while.
     log("a", s2=9.0)
     assert values()["a"] == [0.1, 0.2, 0.3]
-    monkeypatch.setattr(api, "WHOLE_SECONDS", -1.0)
+    monkeypatch.setattr(curve_cache, "WHOLE_SECONDS", -1.0)
     assert values()["a"] == [0.1, 9.0, 0.3]
     # And when it has ended.
-    monkeypatch.setattr(api, "WHOLE_SECONDS", 1e9)
+    monkeypatch.setattr(curve_cache, "WHOLE_SECONDS", 1e9)
     log("a", s1=7.0)
     assert values()["a"] == [0.1, 9.0, 0.3]
     client.patch_run(name, status="finished")
@@ -155,7 +194,7 @@ def test_long_curves_do_not_grow_without_end(
     monkeypatch.setenv("STEPWELL_URL", service.url)
     monkeypatch.setattr(api, "POINTS", 10)
     client.create_run(name, "train")
-    curves = api.Curves()
+    curves = Curves()
     for start in range(0, 100, 5):
         points = [MetricPoint(key="a", step=start + i, value=1.0, time=0.0) for i in range(5)]
         client.log_metrics(name, points)

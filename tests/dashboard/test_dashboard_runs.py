@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import api
 from dashboard.components import digest
+from dashboard.curve_cache import Curves
 from dashboard.views import runs_config, runs_curves
 from stepwell import Client
 from stepwell.messages import MetricPoint
@@ -350,7 +351,7 @@ def test_the_horizontal_axis_is_any_count_that_the_runs_report(
     service, client: Client, runs: list[str], page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPWELL_URL", service.url)
-    found = api.Curves().get(client.run(runs[0]), ["loss/all", "data/epoch"])
+    found = Curves().get(client.run(runs[0]), ["loss/all", "data/epoch"])
     assert runs_curves.line(found, "loss/all", "step")["x"].tolist() == [0, 1, 2]
     assert runs_curves.line(found, "loss/all", "time")["x"].tolist() == [0, 1, 2]
     assert runs_curves.line(found, "loss/all", "data/epoch")["x"].tolist() == [0, 0.5, 1]

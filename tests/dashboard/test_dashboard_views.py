@@ -16,7 +16,7 @@ import streamlit as st
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
-from dashboard import api, components
+from dashboard import api, components, curve_cache
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
@@ -263,13 +263,13 @@ def test_only_open_sections_are_read_and_drawn(
     keys = [f"{part}/m{i:02d}" for part in ("loss", "other") for i in range(30)]
     client.log_metrics(name, [MetricPoint(key=k, step=1, value=1.0, time=0.0) for k in keys])
     asked: list[str] = []
-    whole = api._series
+    whole = curve_cache._series
 
     def spied(name: str, wanted: list[str], after: list[int] | None = None):
         asked.extend(wanted)
         return whole(name, wanted, after)
 
-    monkeypatch.setattr(api, "_series", spied)
+    monkeypatch.setattr(curve_cache, "_series", spied)
     drawn = page("runs", service.url, run=name)
     check(drawn)
     keys = [f"loss/m{i:02d}" for i in range(30)]
@@ -351,6 +351,29 @@ def test_dataset_detail_follows_the_url(filled: str, service, page: Page) -> Non
     assert figures["Transitions"] == str(5 * LENGTH)
     assert figures["Evaluation"] == "1"
     assert figures["Mean return"] == f"{np.mean([i * LENGTH for i in range(5)]):.2f}"
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("Schema", "digest of the layout"),
+        ("Versions", "No version yet"),
+        ("Snapshots", "No snapshot of this dataset"),
+        ("Imports", ""),
+        ("Manage", "Delete dataset"),
+        ("Gone", "By policy"),
+    ],
+)
+def test_only_the_open_tab_of_a_dataset_is_drawn(
+    filled: str, service, page: Page, part: str, text: str
+) -> None:
+    drawn = page("datasets", service.url, dataset=filled, part=part)
+    check(drawn)
+    assert text in texts(drawn)
+    assert ("By policy" in texts(drawn)) == (part == "Gone")
+    assert bool(drawn.metric) == (part == "Gone")
+    open_folders(drawn)
+    check(drawn)
 
 
 def test_a_stale_link_does_not_break_a_page(service, filled: str, page: Page) -> None:
