@@ -348,7 +348,7 @@ def export(
     with st.container(horizontal=True, vertical_alignment="center"):
         st.download_button(
             "CSV",
-            frame.to_csv(index=False).encode(),
+            lambda: frame.to_csv(index=False).encode(),
             file_name=f"{key}.csv",
             mime="text/csv",
             key=f"{key}_csv",

@@ -40,6 +40,8 @@ def show() -> None:
     def alive() -> bool:
         return any(run.alive for run in api.chosen_runs(chosen))
 
+    if (st.session_state.get("part") or st.query_params.get("part", "Curves")) == "Curves":
+        runs_curves.prefetch(runs)
     with bar:
         runs_table.menus(tuple(run.name for run in found.items), runs)
     components.live(

@@ -3,6 +3,7 @@ line, or each group of runs the mean of its runs and the interval of that mean."
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -62,26 +63,30 @@ def _known(key: str, options: list[str]) -> None:
         st.session_state.pop(key)
 
 
+def prefetch(runs: list[Any]) -> None:
+    """Read what `draw` will show first, of all runs at once."""
+    wanted = [
+        key
+        for section, members, expanded in _sections(_keys(runs))
+        if st.session_state.get(f"section_{section}", expanded)
+        for key in _wanted(section, members)
+    ]
+    store = _store(runs)
+    api.prefetch(*(functools.partial(store.get, run, wanted) for run in runs))
+
+
 def draw(runs: list[Any], colours: dict[str, str]) -> None:
     """Metrics in sections by the part of their key before the first slash, as W&B users know."""
-    words = (st.session_state.get("metric") or "").strip().lower()
-    every = sorted({key for run in runs for key in run.latest_steps})
-    keys = [key for key in every if words in key.lower()]
+    every, keys = {key for run in runs for key in run.latest_steps}, _keys(runs)
     if not every:
         components.empty("These runs have reported no metric yet.")
     elif not keys:
         components.empty(f"None of {len(every):,} metrics has such a name.")
-    store: Curves = st.session_state.setdefault(CURVES, Curves())
-    store.keep(runs)
-    drawn = 0
-    for section, members in _sections(keys):
-        # Expand the most used sections; the others are collapsed to keep the page short.
-        size = min(len(members), PER_SECTION if _is_whole(section) else FIRST)
+    store = _store(runs)
+    for section, members, expanded in _sections(keys):
         folder = st.expander(
-            f"{section} ({len(members)})", expanded=not drawn or drawn + size <= OPEN,
-            key=f"section_{section}", on_change="rerun",
-        )  # fmt: skip
-        drawn += size
+            f"{section} ({len(members)})", expanded, key=f"section_{section}", on_change="rerun"
+        )
         with folder:
             # A collapsed section makes no request and draws no chart.
             if folder.open:
@@ -90,7 +95,23 @@ def draw(runs: list[Any], colours: dict[str, str]) -> None:
     components.sql_note(METRICS_SQL.format(runs=names), "curves")
 
 
-def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
+def _store(runs: list[Any]) -> Curves:
+    """The curves of this session, without those of other runs."""
+    store: Curves = st.session_state.setdefault(CURVES, Curves())
+    store.keep(runs)
+    return store
+
+
+def _keys(runs: list[Any]) -> list[str]:
+    """Metrics of the runs whose names have the words that are searched for."""
+    words = (st.session_state.get("metric") or st.query_params.get("metric", "")).strip().lower()
+    return sorted(
+        key for key in {k for run in runs for k in run.latest_steps} if words in key.lower()
+    )
+
+
+def _sections(keys: list[str]) -> list[tuple[str, list[str], bool]]:
+    """Sections by interest: name, metrics, and whether it is expanded at first."""
     found: dict[str, list[str]] = {}
     for key in keys:
         section = key.split("/", 1)[0] if "/" in key else "general"
@@ -99,7 +120,14 @@ def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
     lone = [members.pop() for members in found.values() if len(members) == 1]
     if lone:
         found["general"] = sorted([*found.get("general", []), *lone])
-    return [(name, found[name]) for name in sorted(found, key=_interest) if found[name]]
+    drawn, sections = 0, []
+    for name in sorted(found, key=_interest):
+        if members := found[name]:
+            # The most used ones; the others are collapsed to keep the page short.
+            size = min(len(members), PER_SECTION if _is_whole(name) else FIRST)
+            sections.append((name, members, not drawn or drawn + size <= OPEN))
+            drawn += size
+    return sections
 
 
 def _interest(section: str) -> tuple[int, str]:
@@ -113,9 +141,14 @@ def _interest(section: str) -> tuple[int, str]:
 def _section(
     name: str, members: list[str], runs: list[Any], store: Curves, colours: dict[str, str]
 ) -> None:
-    shown = _page(name, members) if _is_whole(name) else members[:FIRST]
-    axis = st.session_state.get("x") or "step"
-    wanted = shown if axis in AXES or axis in shown else [*shown, axis]
+    pages = -(-len(members) // PER_SECTION)
+    if _is_whole(name) and pages > 1:
+        key = _page_key(name)
+        if st.session_state.get(key, 1) > pages:
+            st.session_state[key] = 1
+        st.pagination(pages, key=key)
+    shown, wanted = _shown(name, members), _wanted(name, members)
+    axis = _axis()
     series = {run.name: store.get(run, wanted) for run in runs}
     labels = {run.name: run.label for run in runs}
     by = st.session_state.get("group") or EACH
@@ -150,14 +183,26 @@ def _turn(section: str) -> None:
     st.query_params[ALL] = others if section in asked else [*others, section]
 
 
-def _page(section: str, members: list[str]) -> list[str]:
-    """Those of the page that the viewer chose."""
-    pages = -(-len(members) // PER_SECTION)
-    key = f"section_page_{section}"
-    if st.session_state.get(key, 1) > pages:
-        st.session_state[key] = 1
-    number = st.pagination(pages, key=key) if pages > 1 else 1
+def _page_key(section: str) -> str:
+    return f"section_page_{section}"
+
+
+def _shown(section: str, members: list[str]) -> list[str]:
+    """The first ones, or those of the page that the viewer chose."""
+    if not _is_whole(section):
+        return members[:FIRST]
+    number = st.session_state.get(_page_key(section), 1)
     return members[(number - 1) * PER_SECTION :][:PER_SECTION]
+
+
+def _wanted(section: str, members: list[str]) -> list[str]:
+    """Metrics to read for a section: those shown, and the horizontal axis if it is one."""
+    shown, axis = _shown(section, members), _axis()
+    return shown if axis in AXES or axis in shown else [*shown, axis]
+
+
+def _axis() -> str:
+    return str(st.session_state.get("x") or st.query_params.get("x") or "step")
 
 
 def _chart(

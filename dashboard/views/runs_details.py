@@ -105,9 +105,10 @@ def _log(name: str) -> None:
         words = st.text_input("Line contains", key="log_search", width=220)
         wrap = st.toggle("Wrap long lines", value=True, key="log_wrap")
     found = [x for x in lines if (words or "").lower() in x.lower()] if words else lines
-    # Scrolled to its end, where the newest line is.
-    with st.container(height=LOG_HEIGHT, autoscroll=True):
-        st.code("\n".join(found[-LOG_LINES:]) or "No such line.", language=None, wrap_lines=wrap)
+    # Scrolled to its end, where the newest line is. Text in monospace (style.css), not st.code, for
+    # which a browser first runs 1.5 MB of scripts.
+    with st.container(height=LOG_HEIGHT, autoscroll=True, key="log" if wrap else "log_unwrapped"):
+        st.text("\n".join(found[-LOG_LINES:]) or "No such line.")
     kept = f"{len(found):,} of {len(lines):,} lines" if words else f"{len(lines):,} lines"
     with st.container(horizontal=True, vertical_alignment="center"):
         last = f"The last {LOG_LINES} of " if len(found) > LOG_LINES else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
@@ -28,7 +30,14 @@ COLUMNS = (
 )
 def show() -> None:
     where = _filters()
-    total = int(api.sql(f"SELECT count(*) AS n FROM trajectories WHERE {where}").frame["n"][0])
+    count = f"SELECT count(*) AS n FROM trajectories WHERE {where}"
+    opened = [
+        read
+        for one in _opened()
+        for read in (partial(api.trajectory, one), partial(api.steps, one))
+    ]
+    api.prefetch(lambda: api.sql(count), lambda: api.sql(_page_sql(where)), *opened)
+    total = int(api.sql(count).frame["n"][0])
     if total == 0:
         components.empty(
             "No trajectory matches." if where != "TRUE" else "No trajectory has arrived yet.",
@@ -75,24 +84,37 @@ def _filters() -> str:
     return " AND ".join(parts) or "TRUE"
 
 
+def _cameras() -> dict[str, tuple[str, tuple[int, ...]]]:
+    return thumbnails.cameras(st.session_state.get("dataset") or None)
+
+
+def _rows() -> int:
+    """Of one page of the list."""
+    return thumbnails.ROWS if st.session_state.get("frames") and _cameras() else PAGE
+
+
+def _page_sql(where: str) -> str:
+    """The query of the page of the list that is chosen."""
+    number, rows = st.session_state.get("page", 1), _rows()
+    return (
+        f"SELECT {COLUMNS}\nFROM trajectories\nWHERE {where}\n"
+        f"ORDER BY {ORDERS[st.session_state.get('order', 'newest')]}\n"
+        f"LIMIT {rows} OFFSET {(number - 1) * rows}"
+    )
+
+
 def _list(where: str, total: int) -> None:
-    cameras = thumbnails.cameras(st.session_state.get("dataset") or None)
+    cameras = _cameras()
     with_frames = bool(cameras) and st.toggle(
         "First and last frames", key="frames", bind="query-params",
         help=f"Pictures of {thumbnails.ROWS} trajectories at a time",
     )  # fmt: skip
-    rows = thumbnails.ROWS if with_frames else PAGE
-    pages = -(-total // rows)
+    pages = -(-total // _rows())
     if st.session_state.get("page", 1) > pages:
         st.session_state["page"] = 1
-    number = 1
     if pages > 1:
-        number = st.pagination(pages, key="page", bind="query-params")
-    order = ORDERS[st.session_state.get("order", "newest")]
-    sql = (
-        f"SELECT {COLUMNS}\nFROM trajectories\nWHERE {where}\nORDER BY {order}\n"
-        f"LIMIT {rows} OFFSET {(number - 1) * rows}"
-    )
+        st.pagination(pages, key="page", bind="query-params")
+    sql = _page_sql(where)
     frame = api.sql(sql).frame
     st.caption(formatting.pluralize(total, "matching trajectory", "matching trajectories"))
     chosen = components.table(
@@ -125,6 +147,12 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     first = ["id", "dataset", "seq", "return", "length", "end", "partition", "purpose", "policy"]
     rest = [c for c in frame.columns if c not in (*first, "terminated", "truncated", "created_at")]
     return shown[[*first, *rest, "arrived"]]
+
+
+def _opened() -> list[str]:
+    """Ids of the trajectories that are open, before their fields are drawn too."""
+    asked = (st.session_state.get(k) or st.query_params.get(k, "") for k in ("id", "other"))
+    return [one.strip() for one in asked if one.strip()]
 
 
 def _viewer() -> None:
