@@ -266,9 +266,15 @@ def menu(label: str, options: Mapping[str, str], key: str) -> str:
     )
 
 
-def folder(label: str, key: str, icon: str | None = None, expanded: bool = False) -> Any:
-    """An expander that says whether it is `open`: what is in it is drawn only then."""
-    return st.expander(label, expanded, key=f"{key}{OPEN}", icon=icon, on_change="rerun")
+def folder(
+    label: str, key: str, icon: str | None = None, expanded: bool = False, *, linked: bool = False
+) -> Any:
+    """An expander that says whether it is `open`: what is in it is drawn only then.
+
+    `linked`: the address says so, too.
+    """
+    bind: Any = "query-params" if linked else None
+    return st.expander(label, expanded, key=f"{key}{OPEN}", icon=icon, on_change="rerun", bind=bind)
 
 
 @st.fragment

@@ -228,11 +228,10 @@ class IntegrityChecker:
             self.damaged_files |= {f"segments/{name}" for name in names}
 
 
-def excluded(connection: Connection, dataset: str | None = None) -> list[Excluded]:
-    """Damaged files, with the number of living trajectories in each."""
+def excluded(connection: Connection) -> list[Excluded]:
+    """Damaged files of all datasets, with the number of living trajectories in each."""
     rows = connection.exec_driver_sql(EXCLUDED)
-    found = [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
-    return [one for one in found if dataset in (None, one.dataset)]
+    return [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
 
 
 def damaged_shard(shard_id: str) -> ProblemError:

@@ -91,6 +91,14 @@ class Trajectory:
             raise InvalidTrajectory(
                 "id", expected=f"the canonical form {canonical}", got=repr(self.id)[:80]
             )
+        for what, named in (("obs", self.obs), ("actions", self.actions), ("infos", self.infos)):
+            if not isinstance(named, Mapping):
+                raise InvalidTrajectory(
+                    what,
+                    expected="arrays by name, {name: array}; Trajectory.from_arrays names a single"
+                    " one itself",
+                    got=_describe(named),
+                )
         if not self.obs:
             raise InvalidTrajectory("obs", expected="at least one named array", got="none")
         if not self.actions:

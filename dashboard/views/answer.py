@@ -59,9 +59,12 @@ def _chart(frame: pd.DataFrame) -> None:
     numeric = [c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c])]
     if len(frame) < 2 or not numeric:
         return
-    # The address leaves out what is as it is by default.
-    asked = any(name.startswith("chart") for name in st.query_params)
-    with components.folder("Chart", "chart", ":material/show_chart:", asked) as folder:
+    # An older link only says how the chart is.
+    opened = f"chart{components.OPEN}"
+    known = opened in st.session_state or opened in st.query_params
+    if not known and any(name.startswith("chart") for name in st.query_params):
+        st.session_state[opened] = True
+    with components.folder("Chart", "chart", ":material/show_chart:", linked=True) as folder:
         if not folder.open:
             return
         with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -72,6 +72,8 @@ class ImportOptions:
     """Of folders with several: "train"."""
     videos: str = ""
     """"no" leaves videos out, "96x96" scales frames to this width and height."""
+    keep_last_step: bool = False
+    """Of RLDS: what the last step of an episode has counts as a transition (rlds.py)."""
     drop_infos: tuple[str, ...] = ()
     """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""

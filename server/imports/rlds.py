@@ -5,8 +5,10 @@ episode; "steps/<path>" has the values of all its L steps. Step i holds
 
     observation_i    action_i    reward_i, of action_i    is_first    is_last    is_terminal
 
-and of the last step, is_last, only the observation counts, so T = L-1. is_terminal at the last step
-is a terminated episode; without it the episode was truncated.
+and of the last step, is_last, only the observation counts, so T = L-1. Many datasets of robots have
+an action there, too, and their only reward: with `keep_last_step` T = L, and the observation after
+the last step is unknown. is_terminal at the last step is a terminated episode; without it the
+episode was truncated.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class RldsEpisodes:
 
     def __init__(self, archive: Archive, options: ImportOptions, memory: int):
         self._archive, self._memory = archive, memory
+        self._keep_last = options.keep_last_step
         self._steps, unread = _declared_steps(archive.json(FEATURES))
         self._info = archive.json(INFO) if archive.has(INFO) else {}
         self._places: list[_Place] = []
@@ -112,16 +115,24 @@ class RldsEpisodes:
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         array = self._values(number, self._steps[leaf.path])
-        return array[:-1] if leaf.path.split("/")[0] == "action" else array
+        if leaf.path.split("/")[0] == "action":
+            return self._of_transitions(array)
+        # Nothing is known of the observation after a last step that counts.
+        return np.concatenate([array, array[-1:]]) if self._keep_last else array
+
+    def _of_transitions(self, array: Array) -> Array:
+        """Of values of all L steps those that count."""
+        return array if self._keep_last else array[:-1]
 
     def about(self, number: int) -> About:
         place = self._places[number]
         terminated = bool(self._values(number, self._steps["is_terminal"])[-1])
         return About(
             name=f"episode {number}",
-            rewards=self._values(number, self._steps["reward"])[:-1],
+            rewards=self._of_transitions(self._values(number, self._steps["reward"])),
             terminated=terminated,
             truncated=not terminated,
+            final_obs_valid=not self._keep_last,
             metadata=TrajectoryMetadata(tags=(f"split:{place.split}"[:128],)),
         )
 
@@ -172,14 +183,17 @@ class RldsEpisodes:
             )
         if bool((marks["is_terminal"][:-1] != 0).any()):
             raise ImportRefused(f"{name}: is_terminal is set before the last step")
-        if rows == 1:
+        transitions = rows if self._keep_last else rows - 1
+        if not transitions:
             return 0
         here = {
             role: {key: self._leaf(number, feature) for key, feature in features.items()}
             for role, features in self._named.items()
         }
-        self.layout.add(number, rows - 1, name, here["observation"], here["action"], here["info"])
-        return rows - 1
+        self.layout.add(
+            number, transitions, name, here["observation"], here["action"], here["info"]
+        )
+        return transitions
 
     def _leaf(self, number: int, feature: Feature) -> Leaf:
         self._values(number, feature, check=True)
@@ -260,10 +274,10 @@ class RldsEpisodes:
             warn(f"the splits {', '.join(splits)} are one dataset; tags name them (split:…)")
         if short:
             warn(f"{pluralize(short, 'episode')} of a single step left out: no transition")
-        if last_rewards:
+        if last_rewards and not self._keep_last:
             warn(
                 f"the last step of {pluralize(last_rewards, 'episode')} has a reward: in RLDS only "
-                "its observation counts, so it is omitted"
+                "its observation counts, so it is omitted; the option keep_last_step=true keeps it"
             )
         if any(feature.jpeg for feature in self._named["observation"].values()):
             warn("images were stored as JPEG, which changes pixels: stored is what it shows")

@@ -107,12 +107,14 @@ EXCLUDED = """
     JOIN datasets AS d ON d.pk = t.dataset_pk
     WHERE s.state = 'quarantined' AND t.state <> 'evicted' GROUP BY d.name, s.id
     UNION ALL
-    SELECT d.name, g.name, count(*) FROM segments AS g JOIN trajectories AS t ON t.segment_pk = g.pk
+    SELECT d.name, g.name, count(*)
+    FROM segments AS g CROSS JOIN trajectories AS t ON t.segment_pk = g.pk
     JOIN datasets AS d ON d.pk = t.dataset_pk
     WHERE g.state = 'damaged' AND t.state = 'spooled' GROUP BY d.name, g.name
     ORDER BY 1, 2
 """
-"""(dataset, file, trajectories): trajectories in damaged files, which are in no `steps`."""
+"""(dataset, file, trajectories): trajectories in damaged files, which are in no `steps`.
+CROSS JOIN: else SQLite reads all trajectories, of which the few segments have few."""
 METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk

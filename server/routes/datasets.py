@@ -34,6 +34,7 @@ from stepwell.messages import (
     Capacity,
     CreateDataset,
     Dataset,
+    Excluded,
     FlushResult,
     Page,
     PartitionStats,
@@ -66,7 +67,8 @@ def list_datasets(
         statement = statement.where(datasets.c.name > cursor)
     with service.db.read() as connection:
         rows, last = first_rows(connection, statement, limit)
-        items = [_message(connection, row) for row in rows]
+        damaged = excluded(connection)
+        items = [_message(connection, row, damaged) for row in rows]
     return Page[Dataset](items=items, next=None if last is None else last["name"])
 
 
@@ -162,10 +164,11 @@ def flush(service: ServiceDep, name: str) -> FlushResult:
 
 def _read(connection: Connection, pk: int) -> Dataset:
     found = connection.execute(sa.select(datasets).where(datasets.c.pk == pk))
-    return _message(connection, found.mappings().one())
+    return _message(connection, found.mappings().one(), excluded(connection))
 
 
-def _message(connection: Connection, row: RowMapping) -> Dataset:
+def _message(connection: Connection, row: RowMapping, damaged: list[Excluded]) -> Dataset:
+    """`damaged`: files of all datasets."""
     pk = row["pk"]
     t, s = trajectories.c, shards.c
     buckets = {
@@ -213,5 +216,5 @@ def _message(connection: Connection, row: RowMapping) -> Dataset:
         return_min=least,
         return_max=most,
         length_mean=steps / count if count else None,
-        excluded=excluded(connection, row["name"]),
+        excluded=[file for file in damaged if file.dataset == row["name"]],
     )

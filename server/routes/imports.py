@@ -54,6 +54,10 @@ async def upload(
             description="no: leave videos out; 96x96: scale their frames to this width and height",
         ),
     ] = "",
+    keep_last_step: Annotated[
+        bool,
+        Query(description="of RLDS: action and reward of an episode's last step count, too"),
+    ] = False,
     drop_infos: Annotated[
         str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
     ] = "",
@@ -73,6 +77,7 @@ async def upload(
         columns=tuple(columns),
         split=split,
         videos=videos,
+        keep_last_step=keep_last_step,
         drop_infos=tuple(name.strip() for name in drop_infos.split(",") if name.strip()),
     )
     await run_in_threadpool(service.imports.check, wanted)

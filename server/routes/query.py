@@ -49,7 +49,7 @@ async def run_query(body: Query, request: Request, service: ServiceDep, caller: 
 @router.get("/schema")
 def query_schema(service: ServiceDep) -> QuerySchema:
     """The tables and columns of the SQL surface."""
-    return describe(service.mirror.state("steps").specs)
+    return describe(service.mirror.state("steps"))
 
 
 def _user(request: Request, who: str) -> str:

@@ -79,16 +79,19 @@ def catalog(state: MirrorState) -> dict[str, Any]:
     }
 
 
-def describe(specs: dict[str, str]) -> QuerySchema:
+def describe(state: MirrorState) -> QuerySchema:
     """The surface for people: GET /v1/query/schema."""
     tables = [
         _table(name, [(n, k) for n, k in columns if not n.startswith("_")], DESCRIPTIONS[name])
         for name, columns in TABLES.items()
     ]
-    per_dataset = {name: [(n, k) for n, k, _ in step_columns(s)] for name, s in specs.items()}
+    per_dataset = {
+        name: [(n, k) for n, k, _ in step_columns(spec)] for name, spec in state.specs.items()
+    }
     common = COMMON
-    if per_dataset:
-        first, *others = per_dataset.values()
+    # As in query_tables.py, bare `steps` has the columns of datasets that have data.
+    if filled := [columns for name, columns in per_dataset.items() if state.shards.get(name)]:
+        first, *others = filled
         common = [column for column in first if all(column in other for other in others)]
     tables.append(_table("steps", common, DESCRIPTIONS["steps"]))
     for name, columns in per_dataset.items():

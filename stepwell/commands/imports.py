@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="KEY=VALUE",
         help="further option of the importer: action=discrete:6, "
         "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train, videos=96x96 "
-        "(scales frames), videos=no",
+        "(scales frames), videos=no, keep-last-step=true (of RLDS)",
     )
     parser.add_argument(
         "--columns",

@@ -684,6 +684,21 @@ def test_a_query_has_parameters_whose_values_are_in_the_url(
     assert "--param name=" in drawn.code[-1].value and "--param low=4" in drawn.code[-1].value
 
 
+def test_a_link_opens_a_chart_whose_settings_are_all_defaults(
+    filled: str, service, page: Page
+) -> None:
+    query = f"SELECT seq, length FROM trajectories WHERE dataset = '{filled}'"
+    drawn = page("console", service.url, q=query)
+    check(drawn)
+    assert "chart" not in {c.key for c in drawn.segmented_control}
+    drawn.session_state["chart_open"] = True
+    check(drawn.run())
+    assert "chart" in {c.key for c in drawn.segmented_control}
+    linked = page("console", service.url, q=query, chart_open="true")
+    check(linked)
+    assert "chart" in {c.key for c in linked.segmented_control}
+
+
 def test_a_chart_of_another_query_leaves_no_column_behind(filled: str, service, page: Page) -> None:
     query = f"SELECT policy, seq, length FROM trajectories WHERE dataset = '{filled}'"
     drawn = page("console", service.url, q=query, chart="line", chart_x="seq", chart_by="policy")

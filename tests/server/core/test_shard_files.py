@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def test_a_trajectory_is_one_piece_however_its_rows_are_grouped(
     made: list[Trajectory], rewritten: Callable[..., Source], group: int
 ) -> None:
     source = rewritten({}, group)
-    shards.cached_footer.cache_clear()
+    shards._contents.cache_clear()
     for number, t in enumerate(made):
         assert shards.read_trajectory(source, number).digest == t.digest
     read = list(shards.read_batches(source))
@@ -141,6 +142,20 @@ def test_a_trajectory_is_one_piece_however_its_rows_are_grouped(
         shards.check_digest(entry, batch, SPEC)
 
 
+def test_a_footer_may_have_numbers_that_strict_json_has_not(
+    shard: Path, made: list[Trajectory], rewritten: Callable[..., Source]
+) -> None:
+    """Python's json writes them."""
+    table = table_of(shard)
+    table[1]["total_reward"], table[2]["total_reward"] = math.nan, 10**30
+    source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
+    found = shards.read_footer(source).entries
+    assert math.isnan(found[1].total_reward) and found[2].total_reward == 10**30
+    shards._contents.cache_clear()
+    for number, t in enumerate(made):
+        assert shards.read_trajectory(source, number).digest == t.digest
+
+
 def test_rows_of_another_trajectory_are_refused(
     shard: Path, rewritten: Callable[..., Source]
 ) -> None:
@@ -148,7 +163,7 @@ def test_rows_of_another_trajectory_are_refused(
     for change in ({"row_start": 1}, {"row_start": 19}):
         table = table_of(shard)
         table[0 if change["row_start"] == 1 else 2] |= change
-        shards.cached_footer.cache_clear()
+        shards._contents.cache_clear()
         source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
         number = 0 if change["row_start"] == 1 else 2
         with pytest.raises(ShardDamaged, match=f"are not trajectory {number}"):
@@ -161,7 +176,7 @@ def test_pages_have_checksums_of_their_own(shard: Path) -> None:
     column = pq.read_metadata(shard).row_group(0).column(2)
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 4
     shard.write_bytes(content)
-    shards.cached_footer.cache_clear()
+    shards._contents.cache_clear()
     with pytest.raises(ShardDamaged):
         list(shards.read_batches(Source(shard)))
     with pytest.raises(ShardDamaged):

@@ -118,11 +118,11 @@ def write(
     return folder
 
 
-def read_folder(folder: Path) -> tuple[Reading, list[Trajectory]]:
+def read_folder(folder: Path, **chosen: Any) -> tuple[Reading, list[Trajectory]]:
     """Read a folder back as the child does, in this process."""
     kind, files = files_of(folder)
     assert kind == "rlds"
-    options = ImportOptions(dataset="d", format="rlds", sha256="ab" * 32)
+    options = ImportOptions(dataset="d", format="rlds", sha256="ab" * 32, **chosen)
     with zipped(files) as packed, open(packed, "rb", buffering=0) as file:
         options = replace(options, size=packed.stat().st_size)
         assert recognised(file, replace(options, format="zip"), 1 << 30) == "rlds"
@@ -151,6 +151,26 @@ def test_the_last_step_is_only_an_observation(read: Read) -> None:
     assert [(t.terminated, t.truncated) for t in made] == [(True, False), (False, True)]
     assert len(two) == 1
     assert all(t.final_obs_valid for t in made)
+
+
+def test_the_last_step_counts_where_asked(tmp_path: Path) -> None:
+    """Of robots' data it has the action and often the only reward."""
+    last = {"action": np.array([0.5, 0.25, -1.0]), "reward": np.array([0.0, 0.0, 1.0])}
+    first = episode(3, **last)
+    single = episode(1, seed=1, terminal=False, action=np.array([0.5]), reward=np.array([2.0]))
+    folder = write(tmp_path / "d", [[first, single]])
+    found, made = read_folder(folder, keep_last_step=True)
+    assert found.warnings == []
+    one, two = made
+    rows = first["steps/observation"].tolist()
+    assert one.obs["observation"].tolist() == [*rows, rows[-1]]
+    assert one.actions["action"].ravel().tolist() == [0.5, 0.25, -1.0]
+    assert (one.rewards.tolist(), two.rewards.tolist()) == ([0, 0, 1], [2])
+    assert [(t.terminated, t.truncated) for t in made] == [(True, False), (False, True)]
+    assert not any(t.final_obs_valid for t in made)
+    found, made = read_folder(folder)
+    assert [t.rewards.tolist() for t in made] == [[0, 0]]
+    assert any("keep_last_step=true" in line for line in found.warnings)
 
 
 def test_a_record_that_tfds_wrote() -> None:

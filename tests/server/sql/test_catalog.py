@@ -207,8 +207,15 @@ def shown(table: Any) -> tuple[str, list[tuple[str, str]], str]:
     return table.name, [(c.name, c.type) for c in table.columns], table.description
 
 
+def state_of(specs: dict[str, str], *empty: str) -> MirrorState:
+    """All of these datasets have data, but the `empty` ones."""
+    shards = {name: ["shards/fifo/s.parquet"] for name in specs if name not in empty}
+    return MirrorState(1, {}, specs, shards)
+
+
 def test_the_surface_for_people() -> None:
-    tables = [shown(table) for table in catalog.describe({"plain": PLAIN, "rich": RICH}).tables]
+    state = state_of({"plain": PLAIN, "rich": RICH})
+    tables = [shown(table) for table in catalog.describe(state).tables]
     names = [
         *(
             "trajectories",
@@ -246,10 +253,10 @@ def test_the_surface_for_people() -> None:
 
 
 def test_bare_steps_for_people() -> None:
-    """What all datasets have in common; without any, what each of them will have."""
+    """What all datasets with data have in common; without any, what each of them will have."""
 
-    def columns(specs: dict[str, str]) -> list[tuple[str, str]]:
-        found = {table.name: table for table in catalog.describe(specs).tables}
+    def columns(specs: dict[str, str], *empty: str) -> list[tuple[str, str]]:
+        found = {table.name: table for table in catalog.describe(state_of(specs, *empty)).tables}
         return shown(found["steps"])[1]
 
     assert columns({}) == COMMON
@@ -257,3 +264,5 @@ def test_bare_steps_for_people() -> None:
     with_observation = [*COMMON[:3], OBSERVATION[:2], *COMMON[3:]]
     assert columns({"a": PLAIN, "b": ONE_ACTION}) == with_observation
     assert columns({"a": PLAIN, "b": ONE_ACTION, "c": RICH}) == COMMON
+    assert columns({"a": PLAIN, "b": ONE_ACTION, "c": RICH}, "c") == with_observation
+    assert columns({"a": PLAIN}, "a") == COMMON

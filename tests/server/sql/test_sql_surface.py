@@ -117,7 +117,7 @@ def test_lists_and_maps_arrive_as_such(world: Any) -> None:
 
 def test_the_schema_route_names_what_a_query_sees(world: Any) -> None:
     """No table or column is shown that cannot be selected, and none is hidden."""
-    shown = describe(world.service.mirror.state("steps").specs)
+    shown = describe(world.service.mirror.state("steps"))
     for table in shown.tables:
         result = world.service.sql.query(f"select * from {table.name} limit 0")
         # DuckDB quotes the names of a struct only where it must.
