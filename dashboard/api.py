@@ -95,9 +95,8 @@ VALUES_SQL = """
 SELECT name, step, q, v, advantage, weight FROM annotations
 WHERE trajectory = $trajectory ORDER BY name, step
 """
-POINTS = 500
-"""Maximum points of a curve. For longer ones, the service sends the minimum and the maximum of each
-interval."""
+ESTIMATES = 500
+"""Versions of a run whose estimates are shown, at most."""
 
 
 def address() -> str:
@@ -323,7 +322,7 @@ def trend(name: str, key: str, last_step: int) -> list[float]:
 def estimates(name: str) -> dict[int, tuple[float, ...]]:
     """Version -> (estimate, lower and upper bound of its interval), by `stepwell estimate`."""
     keys = [f"estimate/{what}" for what in ("return", "low", "high")]
-    found = client().metrics(name, keys, POINTS)
+    found = client().metrics(name, keys, ESTIMATES)
     columns = [dict(zip(s.steps, s.values, strict=True)) for s in found.values()]
     if len(columns) < len(keys):
         return {}

@@ -134,10 +134,10 @@ def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
     asked: list[tuple[list[str], list[int] | None]] = []
     whole = curve_cache._series
 
-    def spied(run: str, keys: list[str], after: list[int] | None = None):
+    def spied(run: str, keys: list[str], points: int, after: list[int] | None = None):
         if keys:
             asked.append((keys, after))
-        return whole(run, keys, after)
+        return whole(run, keys, points, after)
 
     monkeypatch.setattr(curve_cache, "_series", spied)
 
@@ -192,7 +192,7 @@ def test_long_curves_do_not_grow_without_end(
     service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPWELL_URL", service.url)
-    monkeypatch.setattr(api, "POINTS", 10)
+    monkeypatch.setattr(curve_cache, "POINTS", 10)
     client.create_run(name, "train")
     curves = Curves()
     for start in range(0, 100, 5):
@@ -201,6 +201,23 @@ def test_long_curves_do_not_grow_without_end(
         curve = curves.get(client.run(name), ["a"])["a"]
         assert len(curve.steps) <= 3 * 10
         assert (curve.steps[0], curve.steps[-1]) == (0, start + 4)
+
+
+def test_the_more_curves_on_a_chart_the_fewer_points_each_has(
+    service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The browser draws as many for fifty runs as for five; a single one is read finer again."""
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    client.create_run(name, "train")
+    points = [MetricPoint(key="a", step=i, value=float(i), time=0.0) for i in range(2000)]
+    client.log_metrics(name, points)
+    run, curves = client.run(name), Curves()
+    lengths = []
+    for others in (1, 9, 50, 1):
+        curves.keep([run] * others)
+        lengths.append(len(curves.get(run, ["a"])["a"].steps))
+    one, some, many, again = lengths
+    assert 100 >= some == many > 0 and 500 >= one == again > 4 * many
 
 
 def test_lines_to_copy_name_options_that_exist() -> None:

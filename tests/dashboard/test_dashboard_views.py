@@ -265,9 +265,9 @@ def test_only_open_sections_are_read_and_drawn(
     asked: list[str] = []
     whole = curve_cache._series
 
-    def spied(name: str, wanted: list[str], after: list[int] | None = None):
+    def spied(name: str, wanted: list[str], points: int, after: list[int] | None = None):
         asked.extend(wanted)
-        return whole(name, wanted, after)
+        return whole(name, wanted, points, after)
 
     monkeypatch.setattr(curve_cache, "_series", spied)
     drawn = page("runs", service.url, run=name)
