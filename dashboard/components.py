@@ -316,16 +316,17 @@ def table(
     pictures: pd.DataFrame | None = None,
     row_height: int | None = None,
     colours: Sequence[str] = (),
+    missing: str = "",
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
     `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
-    `colours`: one per row, or "", of a mark drawn first.
+    `colours`: one per row, or "", of a mark drawn first. `missing`: drawn where there is no value.
     """
     chosen: list[int] = []
     config = {MARK: MARK_COLUMN, **(columns or {})} if colours else columns
     options: dict[str, Any] = {"hide_index": True, "column_config": config, "height": height}
-    options["row_height"] = row_height
+    options |= {"row_height": row_height, "placeholder": missing}
     shown: Any = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
     if colours:
         shown = marked(shown, colours)

@@ -30,7 +30,7 @@ def draw(query: str, params: dict[str, Any], dataset: str | None, answer: api.An
         f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
     )
     components.excluded_warning(answer.excluded)
-    components.table(answer.frame, "result")
+    components.table(answer.frame, "result", missing="NULL")
     _download(query, params, dataset)
     _chart(answer.frame)
     if "id" in answer.frame.columns:

@@ -87,6 +87,8 @@ def test_limits_are_changed_and_what_evicts_is_asked(fresh_service, page: Page) 
         client.post("d", [make_trajectory(length=5, seed=i) for i in range(3)])
         drawn = page("admin", fresh_service.url, part="Stored data and limits")
         fine(drawn)
+        (table,) = drawn.dataframe
+        assert table.value["limit of size"].isna().all() and table.proto.placeholder == ""
         steps = drawn.number_input(key="limit_steps_d")
         assert steps.value == 1000
         steps.set_value(6)
