@@ -2,12 +2,12 @@
 
     python -m benchmarks.dashboard_pages [--runs 1000] [--keys 300] [--trajectories 100000]
 
-A service is filled with runs of many metrics, trajectories, policies and their evaluations, and left
-alone until it has nothing to do. A headless Chromium (`--browser`) opens each page (`load`: a new document, with Streamlit's own
-scripts in the browser's cache) and changes what a person changes (`click`). A page is drawn when
-its script has ended, and all the charts and tables are there that it had at a first visit, after a
-rest. Then the CPU seconds per five seconds are measured while nobody does anything. Writes
-benchmarks/results/dashboard_pages.json.
+A service is filled with runs of many metrics, trajectories, policies and their evaluations, and
+left alone until it has nothing to do. A headless Chromium (`--browser`) opens each page (`load`: a
+new document, with Streamlit's own scripts in the browser's cache) and changes what a person changes
+(`click`). A page is drawn when its script has ended, and all the charts and tables are there that
+it had at a first visit, after a rest. Then the CPU seconds per five seconds are measured while
+nobody does anything. Writes benchmarks/results/dashboard_pages.json.
 """
 
 from __future__ import annotations
