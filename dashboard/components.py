@@ -31,6 +31,10 @@ OPEN = "_open"
 MARK = "⬤"
 # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
 MARK_COLUMN = st.column_config.TextColumn("", width=34, help="The colour of the run in charts")
+WHEN = st.column_config.DatetimeColumn(format="distance")
+"""A column of times, drawn as "2 hours ago": it sorts by time, unlike such a text."""
+SIZE = st.column_config.NumberColumn(format="bytes")
+"""A column of bytes, drawn as "1.2MB"."""
 _AWAY, _PAGES, _REFUSED = "_away", "_pages", "_refused"
 
 
@@ -317,14 +321,20 @@ def table(
     row_height: int | None = None,
     colours: Sequence[str] = (),
     missing: str = "",
+    times: Sequence[str] = (),
+    sizes: Sequence[str] = (),
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
     `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
     `colours`: one per row, or "", of a mark drawn first. `missing`: drawn where there is no value.
+    `times`, `sizes`: columns of seconds since 1970, and of bytes.
     """
     chosen: list[int] = []
-    config = {MARK: MARK_COLUMN, **(columns or {})} if colours else columns
+    frame = frame.assign(**{name: moments(frame[name]) for name in times})
+    config = {**dict.fromkeys(times, WHEN), **dict.fromkeys(sizes, SIZE), **(columns or {})}
+    if colours:
+        config[MARK] = MARK_COLUMN
     options: dict[str, Any] = {"hide_index": True, "column_config": config, "height": height}
     options |= {"row_height": row_height, "placeholder": missing}
     shown: Any = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
@@ -338,6 +348,11 @@ def table(
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     export(frame, key, sql=sql, dataset=dataset)
     return chosen
+
+
+def moments(seconds: pd.Series) -> pd.Series:
+    """Seconds since 1970, or None, as times."""
+    return pd.to_datetime(seconds.astype(float), unit="s", utc=True)
 
 
 def marked(frame: pd.DataFrame, colours: Sequence[str]) -> Any:

@@ -64,19 +64,15 @@ def _given() -> None:
             {
                 "name": t.name,
                 "scopes": t.scopes,
-                "created": _moment(t.created_at),
-                "last used": _moment(t.last_used_at),
-                "expires": _moment(t.expires_at),
+                "created": t.created_at,
+                "last used": t.last_used_at,
+                "expires": t.expires_at,
                 "id": t.id,
             }
             for t in found
         ]
     )
-    ages = {
-        name: st.column_config.DatetimeColumn(format="distance")
-        for name in ("created", "last used", "expires")
-    }
-    components.table(frame, "tokens", columns=ages)
+    components.table(frame, "tokens", times=["created", "last used", "expires"])
     names = {t.id: f"{t.name} ({t.id})" for t in found}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("Token", list(names), key="token", format_func=names.__getitem__)
@@ -86,10 +82,6 @@ def _given() -> None:
                 lambda: api.client().revoke_token(str(chosen)), "revoked"
             ):
                 st.rerun()
-
-
-def _moment(seconds: float | None) -> Any:
-    return None if seconds is None else pd.to_datetime(seconds, unit="s")
 
 
 def _create() -> None:
@@ -129,19 +121,13 @@ def _leases() -> None:
                 "datasets": s.datasets,
                 "trajectories": s.trajectories,
                 "size": s.bytes,
-                "created": _moment(s.created_at),
-                "leased until": _moment(s.leased_until),
+                "created": s.created_at,
+                "leased until": s.leased_until,
             }
             for s in found
         ]
     )
-    ages = st.column_config.DatetimeColumn(format="distance")
-    columns = {
-        "created": ages,
-        "leased until": ages,
-        "size": st.column_config.NumberColumn(format="bytes"),
-    }
-    components.table(frame, "snapshots_in_use", columns=columns)
+    components.table(frame, "snapshots_in_use", times=["created", "leased until"], sizes=["size"])
 
 
 def _audit() -> None:
@@ -153,7 +139,7 @@ def _audit() -> None:
     frame = pd.DataFrame(
         [
             {
-                "when": _moment(e.time),
+                "when": e.time,
                 "who": e.who,
                 "action": e.action,
                 "subject": e.subject,
@@ -162,8 +148,7 @@ def _audit() -> None:
             for e in found
         ]
     )
-    when = st.column_config.DatetimeColumn(format="distance")
-    components.table(frame, "audit", columns={"when": when})
+    components.table(frame, "audit", times=["when"])
     pages.draw(len(found), following)
 
 

@@ -38,11 +38,10 @@ def stored() -> None:
         }
         for d in found
     ]
-    size = st.column_config.NumberColumn(format="bytes")
-    columns = {name: size for name in ("on disk", "fifo size", "limit of size")}
     components.table(
-        pd.DataFrame(rows), "stored", columns=columns, height=min(280, 38 + 35 * len(rows))
-    )
+        pd.DataFrame(rows), "stored", height=min(280, 38 + 35 * len(rows)),
+        sizes=["on disk", "fifo size", "limit of size"],
+    )  # fmt: skip
     st.caption(
         "Limits are of the fifo partition, before compression, and empty where there is none: the "
         "oldest trajectories are evicted beyond them. Protected ones never are."
@@ -124,16 +123,18 @@ def _jobs() -> None:
                 "state": components.mark(job.state),
                 "progress": job.progress,
                 "message": job.error.detail if job.error else job.message,
-                "created": pd.to_datetime(job.created_at, unit="s", utc=True),
+                "created": job.created_at,
             }
             for job in listed
         ]
     )
     columns = {
         "progress": st.column_config.ProgressColumn(format="percent", max_value=1.0),
-        "created": st.column_config.DatetimeColumn(format="distance"),
     }
-    components.table(frame, "admin_jobs", columns=columns, height=min(280, 38 + 35 * len(frame)))
+    components.table(
+        frame, "admin_jobs", columns=columns, height=min(280, 38 + 35 * len(frame)),
+        times=["created"],
+    )  # fmt: skip
     pages.draw(len(listed), following)
     _report(next((j for j in listed if j.kind == CHECK and j.result is not None), None))
     running = {job.id: f"{job.kind} {job.dataset} ({job.id})" for job in _open()}

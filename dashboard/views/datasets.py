@@ -86,9 +86,9 @@ def _table(found: list[Any]) -> None:
                 "transitions": figures["transitions"].get(d.name, 0),
                 "fifo filled": max(full) if full else None,
                 "mean return": figures["mean_return"].get(d.name),
-                "on disk": formatting.size(d.stored_bytes),
+                "on disk": d.stored_bytes,
                 "not sealed": d.unsealed,
-                "last arrival": formatting.ago(d.last_ingest_at),
+                "last arrival": d.last_ingest_at,
                 "tags": d.tags,
             }
         )
@@ -99,7 +99,10 @@ def _table(found: list[Any]) -> None:
         "mean return": st.column_config.NumberColumn(format="%.2f"),
         "transitions": st.column_config.NumberColumn(format="localized"),
     }
-    components.table(pd.DataFrame(rows), "datasets", sql=LIST_SQL, columns=columns)
+    components.table(
+        pd.DataFrame(rows), "datasets", sql=LIST_SQL, columns=columns, times=["last arrival"],
+        sizes=["on disk"],
+    )  # fmt: skip
 
 
 def _detail(dataset: Any) -> None:
@@ -217,18 +220,18 @@ def _snapshots(dataset: Any) -> None:
         [
             {
                 "snapshot": s.id,
-                "taken": formatting.ago(s.created_at),
+                "taken": s.created_at,
                 "trajectories": s.trajectories,
                 "transitions": s.steps,
                 "shards": s.shards,
-                "to fetch": formatting.size(s.bytes),
+                "to fetch": s.bytes,
                 "lease": "leased" if s.leased_until else "no lease",
                 "selection": components.show_json(s.selection),
             }
             for s in mine
         ]
     )
-    components.table(frame, "snapshots")
+    components.table(frame, "snapshots", times=["taken"], sizes=["to fetch"])
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -258,13 +261,13 @@ def _jobs() -> None:
                 "progress": j.progress,
                 "message": j.error.detail if j.error else j.message,
                 "warnings": _warnings(j),
-                "started": formatting.ago(j.created_at),
+                "started": j.created_at,
             }
             for j in listed
         ]
     )
     progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
-    components.table(frame, "jobs", columns={"progress": progress})
+    components.table(frame, "jobs", columns={"progress": progress}, times=["started"])
     pages.draw(len(listed), following)
     # Shown in full below the table, because a cell would truncate them.
     for job in listed[:WARNED]:

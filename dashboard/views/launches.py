@@ -33,7 +33,7 @@ def _list() -> None:
                 "role": launch.role,
                 "recipe": launch.recipe,
                 "run": api.label(launch.run, known),
-                "created": pd.to_datetime(launch.created_at, unit="s", utc=True),
+                "created": launch.created_at,
                 "count": launch.count,
                 "claimed by": launch.claimed_by,
                 "error": (launch.error.strip().splitlines() or [""])[-1],
@@ -44,10 +44,9 @@ def _list() -> None:
     )
     columns = {
         "launch": st.column_config.TextColumn(width=90),
-        "created": st.column_config.DatetimeColumn(format="distance"),
     }
     chosen = components.table(
-        frame, "launches", columns=columns, select="single-row",
+        frame, "launches", columns=columns, select="single-row", times=["created"],
         height=min(280, 38 + 35 * len(frame)),
     )  # fmt: skip
     pages.draw(len(found), following)

@@ -107,7 +107,7 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
                 "normalised": row.normalised(env),
                 "episodes": row.mean.n or None,
                 "policies": ", ".join(row.policies),
-                "evaluated": _last(row),
+                "evaluated": max((e.created_at for e in row.evaluations), default=None),
             }
             for row in rows
         ]
@@ -123,7 +123,6 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
         "normalised": st.column_config.NumberColumn(
             format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
         ),
-        "evaluated": st.column_config.DatetimeColumn(format="distance"),
     }
     components.table(
         frame,
@@ -131,12 +130,8 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
         sql=SQL.format(env=formatting.literal(env)),
         columns=columns,
         colours=[colours[row.name] for row in rows],
+        times=["evaluated"],
     )
-
-
-def _last(row: Any) -> Any:
-    times = [e.created_at for e in row.evaluations]
-    return pd.to_datetime(max(times), unit="s") if times else None
 
 
 def _improvement(rows: list[Any], labels: dict[str, str]) -> None:

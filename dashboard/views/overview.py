@@ -212,7 +212,7 @@ def _active_runs() -> None:
                 "status": components.run_mark(r),
                 "trend": _trend(r),
                 "kind": r.kind,
-                "heartbeat": formatting.ago(r.heartbeat_at),
+                "heartbeat": r.heartbeat_at,
                 "policies": r.policies,
             }
             for r in found.items
@@ -223,6 +223,7 @@ def _active_runs() -> None:
     components.table(
         frame, "recent_runs", colours=list(components.run_colours(found.items).values()),
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
+        times=["heartbeat"],
         sql=f"SELECT name, title, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",
     )  # fmt: skip

@@ -68,15 +68,18 @@ def _policies(name: str) -> None:
                 "aliases": ", ".join(p.aliases),
                 **({"estimate (95 %)": estimated.get(p.version, "")} if estimated else {}),
                 "step": p.step,
-                "size": formatting.size(p.bytes),
-                "published": formatting.ago(p.created_at),
+                "size": p.bytes,
+                "published": p.created_at,
                 "sha256": p.sha256[:16],
             }
             for p in found
         ]
     )
     sql = f"SELECT * FROM policies WHERE run = {formatting.literal(name)} ORDER BY version DESC"
-    components.table(frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)))
+    components.table(
+        frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)), times=["published"],
+        sizes=["size"],
+    )  # fmt: skip
     components.commands(
         f"stepwell evaluate --policy {name} --env ENV",
         f"stepwell estimate {name}",

@@ -33,8 +33,8 @@ COLUMNS = {
     "ends": st.column_config.DatetimeColumn(
         format="distance", help="By its updates per second, if it is running"
     ),
-    "heartbeat": st.column_config.DatetimeColumn(format="distance"),
-    "started": st.column_config.DatetimeColumn(format="distance"),
+    "heartbeat": components.WHEN,
+    "started": components.WHEN,
     "tags": st.column_config.ListColumn(),
     "snapshots": st.column_config.ListColumn(),
     # Wide enough for one alarm and the number of others.
@@ -131,7 +131,7 @@ def table(
         )
     frame = pd.DataFrame(rows)
     for column in ("ends", "started", "heartbeat"):
-        frame[column] = pd.to_datetime(frame[column].astype(float), unit="s", utc=True)
+        frame[column] = components.moments(frame[column])
     frame["progress"] = frame["progress"].astype(float)
     frame["seed"] = frame["seed"].astype("Int64")
     for key in metrics:

@@ -122,11 +122,10 @@ def _list(where: str, total: int) -> None:
         height=320 if with_frames else min(320, 38 + 35 * len(frame)),
         columns={
             "return": st.column_config.NumberColumn(format="%.3f"),
-            "arrived": st.column_config.DatetimeColumn(format="distance"),
             **thumbnails.columns(),
         },
         pictures=thumbnails.draw(frame, cameras) if with_frames else None,
-        row_height=thumbnails.HEIGHT if with_frames else None,
+        row_height=thumbnails.HEIGHT if with_frames else None, times=["arrived"],
     )  # fmt: skip
     ids = [str(frame["id"].iloc[row]) for row in chosen]
     st.session_state["trajectory_ids"] = [str(value) for value in frame["id"]]
@@ -142,8 +141,7 @@ def _list(where: str, total: int) -> None:
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     ends = frame["terminated"].map({True: "terminated", False: ""})
     ends = ends.where(~frame["truncated"].astype(bool), "truncated")
-    arrived = pd.to_datetime(frame["created_at"], unit="s")
-    shown = frame.assign(end=ends, arrived=arrived)
+    shown = frame.assign(end=ends, arrived=frame["created_at"])
     first = ["id", "dataset", "seq", "return", "length", "end", "partition", "purpose", "policy"]
     rest = [c for c in frame.columns if c not in (*first, "terminated", "truncated", "created_at")]
     return shown[[*first, *rest, "arrived"]]

@@ -55,7 +55,7 @@ def _table(dataset: Any, found: list[Any]) -> None:
             "transitions": v.statistics.steps,
             "mean return": v.statistics.returns.mean if v.statistics.returns else None,
             "licence": v.licence,
-            "created": formatting.ago(v.created_at),
+            "created": v.created_at,
             "by": v.created_by,
             "digest": v.digest,
         }
@@ -69,7 +69,7 @@ def _table(dataset: Any, found: list[Any]) -> None:
         "SELECT version, parent, trajectories, steps, licence, digest, created_at\n"
         f"FROM versions WHERE dataset = {formatting.literal(dataset.name)} ORDER BY created_at DESC"
     )
-    components.table(pd.DataFrame(rows), "versions", sql=sql, columns=columns)
+    components.table(pd.DataFrame(rows), "versions", sql=sql, columns=columns, times=["created"])
 
 
 def _detail(version: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components, formatting
+from dashboard import api, components
 
 SQL = (
     "SELECT id, role, run, state, policy, host, pid, heartbeat_at, counters, last_error\n"
@@ -60,7 +60,7 @@ def _table() -> None:
                 "worker": w.id,
                 "role": w.role,
                 "state": components.mark("lost" if silent else w.state),
-                "heartbeat": formatting.ago(w.heartbeat_at),
+                "heartbeat": w.heartbeat_at,
                 "command": "" if w.command == "none" else w.command,
                 "run": api.label(w.run or "", known),
                 "policy": api.label(w.policy, known),
@@ -70,7 +70,7 @@ def _table() -> None:
                 "error": (w.last_error.strip().splitlines() or [""])[-1],
             }
         )
-    components.table(pd.DataFrame(rows), "workers", sql=SQL, colours=marks)
+    components.table(pd.DataFrame(rows), "workers", sql=SQL, colours=marks, times=["heartbeat"])
 
 
 def _commands(found: list[Any]) -> None:

@@ -169,9 +169,10 @@ def test_a_part_that_breaks_while_the_service_is_ready_is_not_asked_without_a_pa
     monkeypatch.setattr(api, "sql", broken)
     drawn = page("trajectories", service.url)
     only_the_notice(drawn)
+    first = len(asked)
     drawn.run()
     only_the_notice(drawn)
-    assert len(asked) == 1
+    assert len(asked) == first > 0
 
 
 @pytest.mark.parametrize("view", VIEWS)
