@@ -281,6 +281,26 @@ def folder(
     return st.expander(label, expanded, key=f"{key}{OPEN}", icon=icon, on_change="rerun", bind=bind)
 
 
+def tabs(parts: Mapping[str, Callable[[], None]], key: str) -> None:
+    """Tabs by their labels. Only the open one is read and drawn; the address has it as `key`.
+
+    A key of one page only: of one that two pages share, the way from one to the other would leave
+    addresses in the browser's history that nobody visited.
+    """
+    drawn = st.tabs(list(parts), key=key, bind="query-params")
+    for tab, draw in zip(drawn, parts.values(), strict=True):
+        with tab:
+            if tab.open:
+                guarded(draw)
+
+
+def open_tab(labels: Iterable[str], key: str) -> str:
+    """The tab that is open, or will be when `tabs` draws it."""
+    asked = st.session_state.get(key) or st.query_params.get(key)
+    known = list(labels)
+    return str(asked) if asked in known else known[0]
+
+
 @st.fragment
 def json_note(label: str, value: Any, key: str) -> None:
     """A value as JSON, once it is opened."""

@@ -19,11 +19,7 @@ DAY = 86400.0
 def show() -> None:
     api.prefetch(api.health, api.datasets)
     _service()
-    tabs = st.tabs(list(PARTS), key="part", bind="query-params")
-    for tab, draw in zip(tabs, PARTS.values(), strict=True):
-        with tab:
-            if tab.open:  # only that one is read and drawn
-                components.guarded(draw)
+    components.tabs(PARTS, "admin_tab")
 
 
 def _service() -> None:

@@ -15,6 +15,8 @@ from dashboard.views import uploads, versions
 WARNED = 5
 """Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
 POLICIES = 100
+TAB = "dataset_tab"
+"""The open tab, in the address."""
 SPREADS = (('"return"', "return", "sum of rewards"), ("length", "length", "transitions"))
 """Column, title and unit of the histograms."""
 LIST_SQL = (
@@ -46,20 +48,14 @@ def show() -> None:
     if st.session_state.get("dataset") not in names:
         st.session_state.pop("dataset", None)
     asked = st.session_state.get("dataset") or st.query_params.get("dataset")
-    api.prefetch(
-        _read_figures,
-        *(_summary_reads(asked if asked in names else names[0]) if _part() == "Summary" else ()),
-    )
+    name = asked if asked in names else names[0]
+    if "version" in st.query_params and TAB not in {*st.session_state, *st.query_params}:
+        st.session_state[TAB] = "Versions"  # a link to one shows it
+    summary = components.open_tab(PARTS, TAB) == "Summary"
+    api.prefetch(_read_figures, *(_summary_reads(name) if summary else ()))
     _table(found)
     chosen = st.selectbox("Dataset", names, key="dataset", bind="query-params")
     _detail(next(d for d in found if d.name == chosen))
-
-
-def _part() -> str:
-    """The tab that is open, before it is drawn too."""
-    by_link = "Versions" if "version" in st.query_params else "Summary"
-    asked = st.session_state.get("part") or st.query_params.get("part") or by_link
-    return asked if asked in PARTS else by_link
 
 
 def _read_figures() -> pd.DataFrame:
@@ -113,11 +109,7 @@ def _detail(dataset: Any) -> None:
     with st.container(horizontal=True):
         for tag in dataset.tags:
             st.badge(tag)
-    tabs = st.tabs(list(PARTS), default=_part(), key="part", bind="query-params")
-    for tab, draw in zip(tabs, PARTS.values(), strict=True):
-        with tab:
-            if tab.open:  # only that one is read and drawn
-                components.guarded(functools.partial(draw, dataset))
+    components.tabs({name: functools.partial(draw, dataset) for name, draw in PARTS.items()}, TAB)
 
 
 # --- summary and schema ---------------------------------------------------------------------------

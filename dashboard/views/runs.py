@@ -15,6 +15,8 @@ from dashboard.views import runs_config, runs_curves, runs_details, runs_table
 ARCHIVED = "archived"
 """Tag of runs that the list leaves out."""
 MOST_RUNS = 50
+TAB, TABS = "part", ("Curves", "Config", "Details")
+"""The open tab in the address, and all."""
 
 
 @components.view("Runs", "One row per execution; select some to compare them.")
@@ -40,7 +42,7 @@ def show() -> None:
     def alive() -> bool:
         return any(run.alive for run in api.chosen_runs(chosen))
 
-    if (st.session_state.get("part") or st.query_params.get("part", "Curves")) == "Curves":
+    if components.open_tab(TABS, TAB) == TABS[0]:
         runs_curves.prefetch(runs)
     with bar:
         runs_table.menus(tuple(run.name for run in found.items), runs)
@@ -53,26 +55,22 @@ def show() -> None:
         return
     _selection(chosen, [run.name for run in found.items], ARCHIVED)
     components.live(lambda: _alarms(chosen), alive)
-    # Only expanded parts are read and drawn.
-    curves, config, details = st.tabs(
-        ["Curves", "Config", "Details"], key="part", bind="query-params"
-    )
-    with curves:
-        if curves.open:
-            runs_curves.controls(runs)
-            components.live(lambda: runs_curves.draw(api.chosen_runs(chosen), colours), alive)
-    with config:
-        if config.open:
-            components.guarded(lambda: runs_config.draw(runs))
-    with details:
-        if details.open:
-            name = chosen[0]
-            if len(chosen) > 1:
-                labels = {run.name: run.label for run in runs}
-                name = st.selectbox(
-                    "Run", chosen, key="detail_run", format_func=lambda n: labels.get(n, n)
-                )
-            components.guarded(lambda: runs_details.draw(name))
+
+    def curves() -> None:
+        runs_curves.controls(runs)
+        components.live(lambda: runs_curves.draw(api.chosen_runs(chosen), colours), alive)
+
+    def details() -> None:
+        name = chosen[0]
+        if len(chosen) > 1:
+            labels = {run.name: run.label for run in runs}
+            name = st.selectbox(
+                "Run", chosen, key="detail_run", format_func=lambda n: labels.get(n, n)
+            )
+        runs_details.draw(name)
+
+    draws = (curves, lambda: runs_config.draw(runs), details)
+    components.tabs(dict(zip(TABS, draws, strict=True)), TAB)
 
 
 def _listed() -> tuple[Any, Any, components.Pages, Any]:

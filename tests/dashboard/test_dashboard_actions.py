@@ -62,7 +62,7 @@ def test_a_refused_name_is_explained_and_nothing_made(service, client: Client, p
 
 
 def test_change_settings_of_a_dataset(service, client: Client, dataset: str, page: Page) -> None:
-    drawn = page("datasets", service.url, dataset=dataset, part="Manage")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Manage")
     drawn.text_area(key="set_description").set_value("New words")
     drawn.text_input(key="set_tags").set_value("x,y, x")
     drawn.number_input(key="set_trajectories").set_value(2)
@@ -73,7 +73,7 @@ def test_change_settings_of_a_dataset(service, client: Client, dataset: str, pag
 
 
 def test_protect_the_best(service, client: Client, dataset: str, page: Page) -> None:
-    drawn = page("datasets", service.url, dataset=dataset, part="Manage")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Manage")
     drawn.number_input(key="protect_min").set_value(5.0)
     drawn.button(key="protect_go").click().run()
     fine(drawn)
@@ -84,7 +84,7 @@ def test_protect_the_best(service, client: Client, dataset: str, page: Page) -> 
 def test_a_dataset_is_deleted_only_by_its_name(
     service, client: Client, dataset: str, page: Page
 ) -> None:
-    drawn = page("datasets", service.url, dataset=dataset, part="Manage")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Manage")
     drawn.text_input(key="delete_dataset_name").set_value("something else")
     drawn.button(key="delete_dataset_go").click().run()
     assert client.dataset(dataset).name == dataset
@@ -99,7 +99,7 @@ def test_what_is_protected_cannot_be_deleted_by_accident(
 ) -> None:
     (first, *_) = client.trajectories(dataset).items
     client.patch_trajectory(first.id, partition="protected")
-    drawn = page("datasets", service.url, dataset=dataset, part="Manage")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Manage")
     drawn.text_input(key="delete_dataset_name").set_value(dataset)
     drawn.button(key="delete_dataset_go").click().run()
     assert "protected" in drawn.error[0].value

@@ -62,7 +62,7 @@ def test_a_token_is_created_and_revoked(fresh_service, page: Page) -> None:
         fine(drawn)
         with pytest.raises(Unauthorized):
             robot.datasets()
-    drawn.session_state["part"] = "Audit log"
+    drawn.session_state["admin_tab"] = "Audit log"
     (log,) = [table.value for table in drawn.run().dataframe]
     assert log["action"].tolist() == ["token.revoke", "token.create", "token.create"]
     assert log["subject"][0] == shown["id"][0]
@@ -85,7 +85,7 @@ def test_limits_are_changed_and_what_evicts_is_asked(fresh_service, page: Page) 
     with Client(fresh_service.url) as client:
         client.create_dataset("d", make_spec(), capacity={"steps": 1000})
         client.post("d", [make_trajectory(length=5, seed=i) for i in range(3)])
-        drawn = page("admin", fresh_service.url, part="Stored data and limits")
+        drawn = page("admin", fresh_service.url, admin_tab="Stored data and limits")
         fine(drawn)
         (table,) = drawn.dataframe
         assert table.value["limit of size"].isna().all() and table.proto.placeholder == ""
@@ -107,7 +107,7 @@ def test_limits_are_changed_and_what_evicts_is_asked(fresh_service, page: Page) 
 def test_the_index_is_checked_from_the_page(fresh_service, page: Page) -> None:
     with Client(fresh_service.url) as client:
         client.create_dataset("d", make_spec())
-        drawn = page("admin", fresh_service.url, part="Jobs")
+        drawn = page("admin", fresh_service.url, admin_tab="Jobs")
         drawn.button(key="check_index").click().run()
         fine(drawn)
         (job,) = client.jobs()

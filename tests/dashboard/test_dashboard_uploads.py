@@ -120,7 +120,7 @@ def test_its_link_leads_back_to_it_with_its_warnings(
 ) -> None:
     first = ended(sent(page, service.url, name, npz()), client)
     job_id = job_of(first)
-    again = page("datasets", service.url, job=job_id, part="Imports")
+    again = page("datasets", service.url, job=job_id, dataset_tab="Imports")
     assert "1 trajectory, 30 transitions" in again.success[0].value
     assert any("have no end" in w.value for w in again.warning)
     again.button(key="job_close").click().run()

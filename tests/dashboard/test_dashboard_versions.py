@@ -28,14 +28,14 @@ def fine(drawn: AppTest) -> None:
 
 
 def test_without_a_version_it_says_how_to_make_one(service, dataset: str, page: Page) -> None:
-    drawn = page("datasets", service.url, dataset=dataset, part="Versions")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Versions")
     fine(drawn)
     assert any(f"stepwell versions create {dataset}@v1" in one.value for one in drawn.markdown)
 
 
 def test_make_one_from_a_where(service, client: Client, dataset: str, page: Page) -> None:
     client.create_version(dataset, "v1")
-    drawn = page("datasets", service.url, dataset=dataset, part="Versions")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Versions")
     drawn.text_input(key="version_name").set_value("v2")
     drawn.text_area(key="version_where").set_value("length > 5")
     drawn.text_input(key="version_licence").set_value("MIT")
@@ -50,7 +50,7 @@ def test_make_one_from_a_where(service, client: Client, dataset: str, page: Page
 def test_a_wrong_where_is_told_and_nothing_is_made(
     service, client: Client, dataset: str, page: Page
 ) -> None:
-    drawn = page("datasets", service.url, dataset=dataset, part="Versions")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Versions")
     drawn.text_input(key="version_name").set_value("v1")
     drawn.text_area(key="version_where").set_value("no_such_column > 1")
     drawn.button(key="version_go").click().run()
@@ -96,7 +96,7 @@ def test_a_version_is_deleted_only_by_its_name(
     service, client: Client, dataset: str, page: Page
 ) -> None:
     client.create_version(dataset, "v1")
-    drawn = page("datasets", service.url, dataset=dataset, part="Versions")
+    drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Versions")
     drawn.text_input(key="delete_version_name").set_value("v1")
     drawn.button(key="delete_version_go").click().run()
     assert client.version(f"{dataset}@v1")

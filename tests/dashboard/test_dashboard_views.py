@@ -368,7 +368,7 @@ def test_dataset_detail_follows_the_url(filled: str, service, page: Page) -> Non
 def test_only_the_open_tab_of_a_dataset_is_drawn(
     filled: str, service, page: Page, part: str, text: str
 ) -> None:
-    drawn = page("datasets", service.url, dataset=filled, part=part)
+    drawn = page("datasets", service.url, dataset=filled, dataset_tab=part)
     check(drawn)
     assert text in texts(drawn)
     assert ("By policy" in texts(drawn)) == (part == "Gone")
