@@ -63,6 +63,7 @@ from stepwell.messages import (
 )
 from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
+from stepwell.sql_result import SqlResult
 from stepwell.trajectory import Trajectory
 from stepwell.version_card import card as version_card
 
@@ -82,8 +83,8 @@ SQL_SECONDS = 5.0
 """Default timeout of a query; the console can set another."""
 MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
-PREFETCHED_AT_ONCE = 3
-"""Fewer than the queries that one caller may have at the service."""
+QUERIES_AT_ONCE = 3
+"""Of all browsers: to the service they are one caller, whose fifth query it refuses."""
 PAGE = 100
 """Number of rows per page of a long list."""
 DATA_SQL = """
@@ -182,7 +183,7 @@ def prefetch(*reads: Callable[[], object]) -> None:
     def join_session() -> None:
         add_script_run_ctx(threading.current_thread(), context)
 
-    with ThreadPoolExecutor(PREFETCHED_AT_ONCE, initializer=join_session) as pool:
+    with ThreadPoolExecutor(QUERIES_AT_ONCE, initializer=join_session) as pool:
         for done in [pool.submit(attempt, one) for one in reads]:
             done.result()
 
@@ -341,13 +342,13 @@ def leaderboard(env: str, pick: Pick) -> list[Standing]:
     """Policies of one environment, and references, by descending mean."""
     found = [e for e in evaluations() if e.env == env]
     names = sorted({run_of(e.policy) for e in found})
-    rows = client().sql(
+    rows = run_query(
         "SELECT name, config FROM runs WHERE list_contains($names, name)",
-        {"names": names}, limit=MOST_ROWS, timeout=SQL_SECONDS,
+        {"names": names}, limit=MOST_ROWS,
     ).rows  # fmt: skip
     standings = board.leaderboard(found, {n: json.loads(c) for n, c in rows}, pick=pick)
     standings += board.reference_rows(env)
-    data = client().sql(DATA_SQL, {"env": env}, timeout=SQL_SECONDS).rows
+    data = run_query(DATA_SQL, {"env": env}).rows
     standings += [board.constant(f"data of {name}", mean) for name, mean in data]
     return sorted(standings, key=lambda row: row.mean.value, reverse=True)
 
@@ -387,7 +388,7 @@ def lineage() -> Lineage:
 @read(3)
 def comparisons() -> list[str]:
     """Names of all comparisons, newest first."""
-    found = client().sql(NAMES_SQL, limit=1000, timeout=SQL_SECONDS)
+    found = run_query(NAMES_SQL, limit=1000)
     return [name for (name,) in found.rows]
 
 
@@ -463,6 +464,28 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
 # --- queries ------------------------------------------------------------------------------------
 
 
+_places = threading.BoundedSemaphore(QUERIES_AT_ONCE)
+
+
+def run_query(
+    query: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    dataset: str | None = None,
+    limit: int = 1000,
+    timeout: float | None = None,
+) -> SqlResult:
+    """`Client.sql`, when it is this query's turn. Not cached. `timeout`: seconds; None for those of
+    a page."""
+    waited = _places.acquire(timeout=ANSWER_SECONDS)
+    try:
+        seconds = timeout or SQL_SECONDS
+        return client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
+    finally:
+        if waited:
+            _places.release()
+
+
 @dataclass(slots=True)
 class Answer:
     """A query's result."""
@@ -484,8 +507,7 @@ def sql(
     limit: int = 1000,
     timeout: float | None = None,
 ) -> Answer:
-    seconds = timeout or SQL_SECONDS
-    result = client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
+    result = run_query(query, params, dataset=dataset, limit=limit, timeout=timeout)
     frame = _plain(result.to_pandas())
     return Answer(frame, result.truncated, result.elapsed_ms, result.excluded)
 
@@ -499,7 +521,7 @@ def values_of_steps(trajectory: str) -> dict[str, pd.DataFrame]:
 
 def whole_answer(query: str, params: dict[str, Any], dataset: str | None, suffix: str) -> bytes:
     """All rows of a query, up to MOST_ROWS, as a file: csv, parquet or arrow."""
-    result = client().sql(query, params or None, dataset=dataset, limit=MOST_ROWS, timeout=60.0)
+    result = run_query(query, params or None, dataset=dataset, limit=MOST_ROWS, timeout=60.0)
     if suffix == "csv":
         return bytes(result.to_pandas().to_csv(index=False).encode())
     buffer, table = io.BytesIO(), result.to_arrow()

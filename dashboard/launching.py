@@ -103,7 +103,7 @@ launch_log = api.method(2, Client.launch_log)
 @api.read(30)
 def _trained(recipe: str) -> list[tuple[str, float, float]]:
     """Host, updates per second and updates of earlier runs of a recipe, newest first."""
-    listed = api.client().sql(TRAINED_SQL, {"recipe": recipe}, timeout=api.SQL_SECONDS).rows
+    listed = api.run_query(TRAINED_SQL, {"recipe": recipe}).rows
     hosts = {str(name): str(host) for name, host in listed}
     if not hosts:
         return []
@@ -120,7 +120,7 @@ def _trained(recipe: str) -> list[tuple[str, float, float]]:
 def _played(kind: str, env: str) -> list[tuple[str, float]]:
     """Host and seconds per episode of earlier runs in an environment, newest first."""
     params = {"kind": kind, "env": env}
-    rows = api.client().sql(PLAYED_SQL, params, timeout=api.SQL_SECONDS).rows
+    rows = api.run_query(PLAYED_SQL, params).rows
     return [(str(host), float(seconds)) for host, seconds in rows]
 
 

@@ -69,7 +69,7 @@ def _frames(
         f"FROM {formatting.quoted(dataset)}.steps\n"
         f"WHERE trajectory_id IN ({listed}) AND (t = 0 OR is_last) ORDER BY t"
     )
-    result = api.client().sql(query, limit=2 * len(ids), timeout=api.SQL_SECONDS)
+    result = api.run_query(query, limit=2 * len(ids))
     found: dict[str, list[str]] = {}
     for row in result.to_arrow().to_pylist():
         array = np.frombuffer(row["frame"], np.uint8).reshape(shape)

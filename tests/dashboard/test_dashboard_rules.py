@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,22 @@ def test_what_a_page_needs_is_read_at_once_before_it_is_drawn() -> None:
     drawn = AppTest.from_function(prefetching, default_timeout=120).run()
     assert [e.message for e in drawn.exception] == []
     assert [t.value for t in drawn.text] == ["1 with mine", "2 with mine", "refused"]
+
+
+def test_many_browsers_ask_one_after_another(
+    service, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one caller to the service, which refuses a fifth query of one at a time."""
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+
+    def ask(number: int) -> int:
+        found = api.sql(
+            f"SELECT count(*) AS n FROM range({20_000_000 + number}) WHERE range % 3 < 5"
+        )
+        return int(found.frame["n"][0])
+
+    with ThreadPoolExecutor(12) as browsers:
+        assert list(browsers.map(ask, range(12))) == [20_000_000 + n for n in range(12)]
 
 
 def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
