@@ -57,7 +57,7 @@ def _one(known: list[Any]) -> None:
     found = names[name]
     st.caption(f"saved by {found.owner}, {formatting.ago(found.updated_at)}")
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button("Open", key="saved_open", on_click=_take, args=(found,), type="primary")
+        st.button("Open", key="saved_take", on_click=_take, args=(found,), type="primary")
         if (here := components.page("sql")) is not None:
             st.page_link(here, label="Link", icon=":material/link:", query_params={"saved": name})
         if st.button("Delete", key="saved_delete", icon=":material/delete:", type="tertiary"):

@@ -35,7 +35,7 @@ def test_a_query_is_saved_with_its_values_opened_and_deleted(
     assert (kept.sql, kept.params, kept.description) == (QUERY, {"low": 4, "word": "7x"}, "A test")
     drawn.text_area(key="q").set_value("SELECT 1 AS one").run()
     drawn.selectbox(key="saved_name").set_value(name).run()
-    drawn.button(key="saved_open").click().run()
+    drawn.button(key="saved_take").click().run()
     check(drawn)
     assert drawn.text_area(key="q").value == QUERY
     assert answer(drawn) == {"more": 5, "word": "7x"}
