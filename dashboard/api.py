@@ -8,7 +8,6 @@ was started with. Writes go through `client()` inside `components.attempt`, whic
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
@@ -175,10 +174,17 @@ def prefetch(*reads: Callable[[], object]) -> None:
     processors. A read that fails is made again by the part that needs it, which shows the error.
     """
     context = get_script_run_ctx()
+    failed = threading.Event()
 
     def attempt(read_one: Callable[[], object]) -> None:
-        with contextlib.suppress(StepwellError):
+        if failed.is_set():  # each would wait for a failure of its own
+            return
+        try:
             read_one()
+        except (ServiceUnreachable, Unauthorized):
+            failed.set()
+        except StepwellError:
+            pass
 
     def join_session() -> None:
         add_script_run_ctx(threading.current_thread(), context)

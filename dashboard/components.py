@@ -352,7 +352,7 @@ def table(
     `times`, `sizes`: columns of seconds since 1970, and of bytes.
     """
     chosen: list[int] = []
-    frame = frame.assign(**{name: moments(frame[name]) for name in times})
+    frame = frame.assign(**{name: moments(frame[name]) for name in times if name in frame})
     config = {**dict.fromkeys(times, WHEN), **dict.fromkeys(sizes, SIZE), **(columns or {})}
     if colours:
         config[MARK] = MARK_COLUMN

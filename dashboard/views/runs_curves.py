@@ -192,6 +192,8 @@ def _shown(section: str, members: list[str]) -> list[str]:
     if not _is_whole(section):
         return members[:FIRST]
     number = st.session_state.get(_page_key(section), 1)
+    if (number - 1) * PER_SECTION >= len(members):  # a filter left fewer pages
+        number = 1
     return members[(number - 1) * PER_SECTION :][:PER_SECTION]
 
 

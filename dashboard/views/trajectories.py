@@ -150,7 +150,8 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
 def _opened() -> list[str]:
     """Ids of the trajectories that are open, before their fields are drawn too."""
     asked = (st.session_state.get(k) or st.query_params.get(k, "") for k in ("id", "other"))
-    return [one.strip() for one in asked if one.strip()]
+    first, other = (one.strip() for one in asked)
+    return [one for one in dict.fromkeys((first, other)) if one] if first else []
 
 
 def _viewer() -> None:

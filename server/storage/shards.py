@@ -236,19 +236,16 @@ class _Contents:
     metadata: pq.FileMetaData
     spec: EnvSpec
     entries: tuple[bytes, ...]
-    """Each as JSON: as objects, those of many short trajectories take a hundred megabytes."""
+    """Each as JSON, which takes less memory than objects."""
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _contents(source: Source) -> _Contents:
     """Of an immutable file. Raises `ShardDamaged`."""
     with _readable(source):
         metadata, found = _described(source)
-        text = found[TRAJECTORIES_KEY]
-        try:
-            entries = tuple(map(orjson.dumps, orjson.loads(text)))
-        except orjson.JSONDecodeError:  # there is a NaN
-            entries = tuple(json.dumps(entry).encode() for entry in json.loads(text))
+        # Not orjson.dumps, whose bytes keep kilobytes more than they need.
+        entries = tuple(json.dumps(one).encode() for one in _loads(found[TRAJECTORIES_KEY]))
         return _Contents(metadata, _spec(found), entries)
 
 
@@ -279,7 +276,8 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
 def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
     """One trajectory; reads only the row groups that contain it. Raises `ShardDamaged`."""
     path, contents = source.path, _contents(source)
-    entry = Entry(**_loads(contents.entries[traj_idx]))
+    with _readable(source):
+        entry = Entry(**_loads(contents.entries[traj_idx]))
     start, stop = entry.row_start, entry.row_start + entry.rows
     try:
         with (

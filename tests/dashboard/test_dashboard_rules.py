@@ -128,6 +128,17 @@ def test_what_a_page_needs_is_read_at_once_before_it_is_drawn() -> None:
     assert [t.value for t in drawn.text] == ["1 with mine", "2 with mine", "refused"]
 
 
+def test_of_what_is_fetched_first_one_failure_of_the_service_is_enough() -> None:
+    asked = []
+
+    def gone() -> None:
+        asked.append(1)
+        raise api.ServiceUnreachable("away")
+
+    api.prefetch(*[gone] * 50)
+    assert 1 <= len(asked) <= 3
+
+
 def test_many_browsers_ask_one_after_another(
     service, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,10 @@ def test_only_open_sections_are_read_and_drawn(
     check(linked)
     assert linked.button(key="section_all_loss").label == "Show 4"
     assert sorted(m.value.strip("`") for m in linked.markdown) == keys[:12]
+    drawn.text_input(key="metric").set_value("loss/m0").run()
+    check(drawn)
+    assert shown() == keys[:10], "fewer pages than the one that was shown"
+    drawn.text_input(key="metric").set_value("").run()
     asked.clear()
     drawn.button(key="section_all_loss").click().run()
     check(drawn)

@@ -156,6 +156,17 @@ def test_a_footer_may_have_numbers_that_strict_json_has_not(
         assert shards.read_trajectory(source, number).digest == t.digest
 
 
+def test_an_entry_that_lacks_something_is_damage(
+    shard: Path, rewritten: Callable[..., Source]
+) -> None:
+    table = table_of(shard)
+    del table[1]["digest"]
+    source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
+    shards._contents.cache_clear()
+    with pytest.raises(ShardDamaged, match="footer cannot be read"):
+        shards.read_trajectory(source, 1)
+
+
 def test_rows_of_another_trajectory_are_refused(
     shard: Path, rewritten: Callable[..., Source]
 ) -> None:
