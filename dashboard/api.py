@@ -83,7 +83,8 @@ SQL_SECONDS = 5.0
 MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
 QUERIES_AT_ONCE = 3
-"""Of all browsers: to the service they are one caller, whose fifth query it refuses."""
+"""Of all browsers with one token: to the service they are one caller, whose fifth query it
+refuses."""
 PAGE = 100
 """Number of rows per page of a long list."""
 DATA_SQL = """
@@ -470,7 +471,9 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
 # --- queries ------------------------------------------------------------------------------------
 
 
-_places = threading.BoundedSemaphore(QUERIES_AT_ONCE)
+@functools.cache
+def _places(_address: str, _token: str | None) -> threading.BoundedSemaphore:
+    return threading.BoundedSemaphore(QUERIES_AT_ONCE)
 
 
 def run_query(
@@ -483,13 +486,14 @@ def run_query(
 ) -> SqlResult:
     """`Client.sql`, when it is this query's turn. Not cached. `timeout`: seconds; None for those of
     a page."""
-    waited = _places.acquire(timeout=ANSWER_SECONDS)
+    places = _places(address(), token())
+    waited = places.acquire(timeout=ANSWER_SECONDS)
     try:
         seconds = timeout or SQL_SECONDS
         return client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     finally:
         if waited:
-            _places.release()
+            places.release()
 
 
 @dataclass(slots=True)

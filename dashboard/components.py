@@ -27,8 +27,7 @@ RETRY_SECONDS = 3.0
 FIGURE = 160
 """Width of a figure in pixels: two fit on a telephone."""
 OPEN = "_open"
-"""End of the key of a folder, and of no other key, which is true in the session's state while it is
-open."""
+"""End of the keys of folders only; such a key is true in the session's state while it is open."""
 MARK = "⬤"
 # Not pinned: Streamlit draws pinned columns pale, and the colour would be another.
 MARK_COLUMN = st.column_config.TextColumn("", width=34, help="The colour of the run in charts")

@@ -17,7 +17,8 @@ POINTS, LEAST = 500, 100
 """Most points of a curve, and those that it has beside however many others. For longer ones, the
 service sends the minimum and the maximum of each interval."""
 PER_CHART = 900
-"""Points of all curves of a chart. With 500 of each of three runs, four charts took 0.2 s more."""
+"""Points of all curves of a chart, or LEAST of each. With 500 of each of three runs, four charts
+took 0.2 s more."""
 
 
 class Curve:

@@ -95,7 +95,9 @@ def _rows() -> int:
 
 def _page_sql(where: str) -> str:
     """The query of the page of the list that is chosen."""
-    number, rows = st.session_state.get("page", 1), _rows()
+    asked = st.query_params.get("page", "")
+    linked = max(1, int(asked)) if asked.isdecimal() and len(asked) < 9 else 1
+    number, rows = st.session_state.get("page", linked), _rows()
     return (
         f"SELECT {COLUMNS}\nFROM trajectories\nWHERE {where}\n"
         f"ORDER BY {ORDERS[st.session_state.get('order', 'newest')]}\n"

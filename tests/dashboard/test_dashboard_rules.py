@@ -234,7 +234,7 @@ def test_long_curves_do_not_grow_without_end(
 def test_the_more_curves_on_a_chart_the_fewer_points_each_has(
     service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The browser draws as many for fifty runs as for five; a single one is read finer again."""
+    """But at least so many that its shape is seen; a single one is read finer again."""
     monkeypatch.setenv("STEPWELL_URL", service.url)
     client.create_run(name, "train")
     points = [MetricPoint(key="a", step=i, value=float(i), time=0.0) for i in range(2000)]

@@ -147,10 +147,10 @@ def test_a_footer_may_have_numbers_that_strict_json_has_not(
 ) -> None:
     """Python's json writes them."""
     table = table_of(shard)
-    table[1]["total_reward"], table[2]["total_reward"] = math.nan, 10**30
+    table[1]["total_reward"] = math.nan
     source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
     found = shards.read_footer(source).entries
-    assert math.isnan(found[1].total_reward) and found[2].total_reward == 10**30
+    assert math.isnan(found[1].total_reward)
     shards._contents.cache_clear()
     for number, t in enumerate(made):
         assert shards.read_trajectory(source, number).digest == t.digest
