@@ -277,8 +277,8 @@ class RldsEpisodes:
         if last_rewards and not self._keep_last:
             warn(
                 f"the last step of {pluralize(last_rewards, 'episode')} has a reward: in RLDS only "
-                "its observation counts, so it is omitted; keep_last_step=true keeps it, in another "
-                "dataset"
+                "its observation counts, so it is omitted; keep_last_step=true keeps it, in "
+                "another dataset"
             )
         if any(feature.jpeg for feature in self._named["observation"].values()):
             warn("images were stored as JPEG, which changes pixels: stored is what it shows")
