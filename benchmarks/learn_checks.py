@@ -134,6 +134,12 @@ GRU = (
     f"{MEMORY}.n-layers=1",
 )
 
+CARTPOLE = (
+    *exploring(10_000),
+    # Without them, policies balance the pole and drift to an edge, episode after episode.
+    *("--train.data.draw=steps", f"{LOSSES}.gamma=0.995", f"{LOSSES}.n-step=5"),
+)
+
 
 def t_maze(length: int, batch: int, steps: int, ratio: float) -> tuple[str, ...]:
     """AMAGO's settings of exploration: greedy actions, and in the corridor epsilon 0.5 / length."""
@@ -152,18 +158,18 @@ def t_maze(length: int, batch: int, steps: int, ratio: float) -> tuple[str, ...]
 CHECKS = (
     Check(
         *("c1", "CartPole", 400.0, 150.0, ((101, 341), (123, 356))),
-        ("CartPole-v1", *exploring(10_000)),
+        ("CartPole-v1", *CARTPOLE),
         memory=GRU,
     ),
     Check(
         *("c2", "CartPole without velocities", 473.0, 180.0, ((46, 473),)),
-        ("stepwell/CartPolePosition-v0", *exploring(10_000)),
+        ("stepwell/CartPolePosition-v0", *CARTPOLE),
         memory=(*GRU, "--train.agent.timestep-encoder.differences=true"),
         without_memory=100.0,
     ),
     Check(
         *("c3", "CartPole without positions", 300.0, 180.0, ()),
-        ("stepwell/CartPoleVelocity-v0", *exploring(10_000)),
+        ("stepwell/CartPoleVelocity-v0", *CARTPOLE),
         memory=GRU,
     ),
     Check(
