@@ -179,6 +179,7 @@ CHECKS = (
             *(f"{LOSSES}.gamma=0.95", f"{LOSSES}.n-step=5", f"{LOSSES}.reward-multiplier=0.1"),
             "--train.data.window=32",
         ),
+        every=100,
     ),
     Check(
         *("c5", "T-Maze, 20 steps", 1.0, 90.0, ((39, 1.0),)),
