@@ -90,7 +90,8 @@ def _cameras() -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def _rows() -> int:
     """Of one page of the list."""
-    return thumbnails.ROWS if st.session_state.get("frames") and _cameras() else PAGE
+    linked = st.query_params.get("frames", "").lower() == "true"  # before the toggle is drawn
+    return thumbnails.ROWS if st.session_state.get("frames", linked) and _cameras() else PAGE
 
 
 def _page_sql(where: str) -> str:

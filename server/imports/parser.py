@@ -84,7 +84,7 @@ READERS = {
 
 
 def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], out: Any) -> None:
-    from server.imports.raw_file import ImportOptions
+    from server.imports.raw_file import ImportOptions, ImportRefused
     from stepwell.spaces import EnvSpec
 
     given = dict(request["options"])
@@ -95,6 +95,12 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
     # A third: the file's arrays, their converted copies, and what is being sent.
     memory, max_rows = int(request["memory"]) // 3, int(request["max_rows"])
     options = replace(options, format=recognised(file, options, memory))
+    if options.keep_last_step and options.format != "rlds":
+        raise ImportRefused(
+            "?keep_last_step=: only in RLDS does the last step of an episode need it",
+            expected="a folder of RLDS",
+            got=f"format {options.format}",
+        )
     reader = import_module(f"server.imports.{READERS[options.format]}")
     with reader.reading(file, options, memory, max_rows) as found:
         head = {

@@ -89,8 +89,9 @@ class BulkInsert:
                 raise ProblemError(
                     409,
                     "conflict",
-                    "this file was imported before with other options (env, action) or another"
-                    " version of the importer; import it into another dataset",
+                    "this file was imported before with other options (as env, action,"
+                    " keep_last_step) or another version of the importer; import it into another"
+                    " dataset",
                     expected=f"content of sha256 {there.digest}",
                     got=item.digest,
                 )

@@ -57,6 +57,23 @@ def test_each_row_has_its_first_and_last_frame(service: Any, films: str, page: P
         assert grey(row["last"]) == ((16, 8), 100 + k)
 
 
+def test_a_link_with_pictures_reads_only_their_page_of_the_list(
+    service: Any, films: str, page: Page, monkeypatch: Any
+) -> None:
+    asked: list[str] = []
+    sql = api.sql
+
+    def noted(query: str, *args: Any, **options: Any) -> Any:
+        asked.append(query)
+        return sql(query, *args, **options)
+
+    monkeypatch.setattr(api, "sql", noted)
+    drawn = page("trajectories", service.url, dataset=films, frames="true")
+    assert len(drawn.dataframe[0].value) == thumbnails.ROWS
+    lists = {query for query in asked if "OFFSET" in query}
+    assert len(lists) == 1 and f"LIMIT {thumbnails.ROWS} " in lists.pop()
+
+
 def test_without_images_nothing_is_offered_or_read(
     service: Any, client: Client, name: str, page: Page, monkeypatch: Any
 ) -> None:

@@ -151,7 +151,7 @@ def test_other_content_under_a_known_id_stops_the_import(live: Any) -> None:
     assert (problem.status, problem.code) == (409, "conflict")
     assert problem.expected == f"content of sha256 {sent.digest}"
     assert problem.got == "0" * 64
-    assert "with other options (env, action)" in problem.detail
+    assert "with other options (as env, action, keep_last_step)" in problem.detail
 
 
 def test_an_abandoned_import_leaves_nothing(start: Callable[..., Any]) -> None:

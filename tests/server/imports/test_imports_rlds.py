@@ -375,6 +375,22 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
         read_folder(folder)
 
 
+def test_an_option_of_rlds_is_refused_elsewhere_and_named_where_content_differs(
+    importing: Any, tmp_path: Path
+) -> None:
+    whole = episode(3, action=np.array([0.5, 0.25, -1.0]), reward=np.array([0.0, 0.0, 1.0]))
+    with zipped(files_of(write(tmp_path / "d", [[whole]]))[1]) as packed:
+        assert importing.run(packed, "from-rlds", format="rlds").state == "succeeded"
+        job = importing.run(packed, "from-rlds", format="rlds", keep_last_step=True)
+    assert (job.state, job.error.code) == ("failed", "conflict"), job
+    assert "keep_last_step" in job.error.detail
+    path = tmp_path / "steps.npz"
+    np.savez(path, observations=np.zeros((4, 2)), actions=np.zeros((4, 1)), rewards=np.ones(4))
+    job = importing.run(path, "from-npz", format="npz", keep_last_step=True)
+    assert (job.state, job.error.code) == ("failed", "import_refused"), job
+    assert "only in RLDS" in job.error.detail
+
+
 def test_a_folder_is_stored_once_or_not_at_all(importing: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "d", [[episode(3), episode(4)], [episode(2)]])
     with zipped(files_of(folder)[1]) as packed:
