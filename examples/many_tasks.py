@@ -1,11 +1,12 @@
-"""Environments that play another task in each episode: POPGym, BabyAI, Atari and Meta-World.
+"""Environments that play another task in each episode: POPGym, BabyAI, Atari, Procgen, Meta-World.
 
     PopgymGames-v0      27 memory games with up to 30 actions                    stepwell[popgym]
     BabyAITasks-v0      tasks with one instruction of at most nine words         stepwell[minigrid]
     AtariGames-v0       games with all 18 actions, frames of 84 x 84 x 3         stepwell[atari]
+    ProcgenGames-v0     games of 64 x 64 x 3, each episode a new level           09_….toml says how
     MetaWorldTasks-v0   reach-v3 or another task, ml10, ml45: each goal is new   metaworld
 
-They are used by the files 03, 07, 08 and 10 beside this one. To see what they do:
+They are used by the files 03 and 07 to 10 beside this one. To see what they do:
 
     python examples/many_tasks.py BabyAITasks-v0
 
@@ -24,6 +25,12 @@ from collector.texts import BABYAI_WORDS, TextWords
 MULTI_GAME_ATARI = (
     "Pong Boxing Breakout Gopher MsPacman ChopperCommand CrazyClimber BattleZone Qbert Seaquest"
 )
+PROCGEN_GAMES = (
+    "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper leaper "
+    "maze miner ninja plunder starpilot"
+)
+WITH_MEMORY = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
+"""Games of Procgen that have a variant of which little is in view."""
 POPGYM_GAMES = (
     "Autoencode RepeatPrevious RepeatFirst CountRecall PositionOnlyCartPole VelocityOnlyCartpole "
     "NoisyPositionOnlyCartPole MultiarmedBandit HigherLower"
@@ -157,6 +164,61 @@ def atari(games=MULTI_GAME_ATARI, size=84, frameskip=5, sticky=0.25):
     return ManyTasks({game: lambda game=game: make(game) for game in games.split()})
 
 
+class ProcgenLevel(gymnasium.Env):
+    """A game of Procgen at one of its first `levels`, by the seed of the episode.
+
+    Procgen begins the next episode by itself, so that nobody sees the last frame of one: it is the
+    frame before. Its limit of 1,000 steps looks like any other end.
+    """
+
+    def __init__(self, game, distribution, levels, scale):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(15)
+        self._settings = {"env_name": game, "distribution_mode": distribution, "num_levels": 1}
+        self._levels, self._scale, self._game, self._frame = levels, scale, None, None
+
+    def reset(self, *, seed=None, options=None):
+        from procgen import ProcgenGym3Env
+
+        super().reset(seed=seed)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        level = int(np.random.default_rng(seed).integers(self._levels))
+        attempt = (options or {}).get("attempt", 0)  # what is random within a level differs
+        moves = int(np.random.default_rng([seed, attempt]).integers(2**31))
+        self.close()  # levels are settings of a game, not of its reset
+        self._game = ProcgenGym3Env(num=1, start_level=level, rand_seed=moves, **self._settings)
+        self._frame = self._game.observe()[1]["rgb"][0].copy()
+        return self._frame, {"level": level}
+
+    def step(self, action):
+        self._game.act(np.array([action]))
+        rewards, obs, first = self._game.observe()
+        if not first[0]:
+            self._frame = obs["rgb"][0].copy()
+        complete = bool(self._game.get_info()[0]["prev_level_complete"]) and bool(first[0])
+        reward = float(rewards[0]) * self._scale
+        return self._frame, reward, bool(first[0]), False, {"success": complete}
+
+    def close(self):
+        if self._game is not None:
+            self._game.close()
+            self._game = None
+
+
+def procgen(games=PROCGEN_GAMES, distribution="easy", levels=10_000):
+    """`distribution`: easy, easy-rescaled (rewards of all games of one size), hard, or memory-hard
+    (the variant with little in view of the games that have it, else hard)."""
+    scales = {"coinrun": 100.0, "climber": 0.1} if distribution == "easy-rescaled" else {}
+
+    def make(game):
+        name = distribution.removesuffix("-rescaled")
+        if name == "memory-hard":
+            name = "memory" if game in WITH_MEMORY else "hard"
+        return ProcgenLevel(game, name, levels, scales.get(game, 1.0))
+
+    return ManyTasks({game: lambda game=game: make(game) for game in games.split()})
+
+
 class RandomGoal(gymnasium.Wrapper):
     """A task of Meta-World with one of its `goals`, by the seed of the episode."""
 
@@ -189,6 +251,7 @@ ENVIRONMENTS = {
     "PopgymGames-v0": popgym,
     "BabyAITasks-v0": babyai,
     "AtariGames-v0": atari,
+    "ProcgenGames-v0": procgen,
     "MetaWorldTasks-v0": metaworld,
 }
 for _id, _make in ENVIRONMENTS.items():

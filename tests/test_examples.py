@@ -8,17 +8,20 @@ import re
 import runpy
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import Spaces
+from collector.builtin.attempts import Attempts
 from collector.envs import interface_of, make, parse_pairs
-from examples.many_tasks import PaddedGame
+from examples.many_tasks import PaddedGame, procgen
 from stepwell import run as run_command
 from tests.run_words import settings
 
@@ -46,6 +49,7 @@ PACKAGES = {
     "03_popgym": "popgym",
     "07_meta_world": "metaworld",
     "08_multi_game_atari": "ale_py",
+    "09_multi_game_procgen": "procgen",
     "10_babyai": "minigrid",
     "11_xland_minigrid": "xminigrid",
 }
@@ -247,3 +251,59 @@ def test_a_game_is_padded_and_has_the_actions_of_all() -> None:
         assert obs[-1] == 0
         taken.add(game.unwrapped.action)
     assert taken == {0, 1, 2}
+
+
+class Levels:
+    """In the place of Procgen: frame k is k, the third step ends a level, and with its reward comes
+    the first frame of the next one."""
+
+    made: list[dict[str, object]] = []
+    open = 0
+
+    def __init__(self, **settings: object) -> None:
+        Levels.made.append(settings)
+        Levels.open += 1
+        self._step = 0
+
+    def act(self, actions: np.ndarray) -> None:
+        assert actions.tolist() == [7]
+        self._step += 1
+
+    def observe(self) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+        ended = self._step == 3
+        frames = np.full((1, 64, 64, 3), 255 if ended else self._step, np.uint8)
+        return np.array([10.0 * ended]), {"rgb": frames}, np.array([ended])
+
+    def get_info(self) -> list[dict[str, int]]:
+        return [{"prev_level_complete": 1}]  # of the level before, too
+
+    def close(self) -> None:
+        Levels.open -= 1
+
+
+def test_attempts_at_a_level_of_procgen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "procgen", types.SimpleNamespace(ProcgenGym3Env=Levels))
+    monkeypatch.setattr(Levels, "made", [])
+    env = Attempts(procgen("coinrun maze", "easy-rescaled", levels=50), attempts=2)
+    for seed, game, scale in ((0, "coinrun", 100), (1, "maze", 1)):
+        obs, info = env.reset(seed=seed)
+        assert (info["env_name"], obs["observation"].max()) == (game, 0)
+        steps = [env.step(7) for _ in range(7)]  # the fourth begins the second attempt
+        frames = [int(obs["observation"].max()) for obs, *_ in steps]
+        assert frames == [1, 2, 2, 0, 1, 2, 2], "never one of the next level"
+        assert [s[1] for s in steps] == [0, 0, 10 * scale, 0, 0, 0, 10 * scale]
+        assert [s[2] for s in steps] == 6 * [False] + [True]
+        assert steps[2][4]["log/success_0"] == steps[6][4]["log/success_1"] == 1
+        assert not steps[1][4]["success"]
+        first, second = Levels.made[-2:]
+        assert first["start_level"] == second["start_level"] and first["start_level"] < 50
+        assert first["rand_seed"] != second["rand_seed"], "luck is not repeated"
+    assert {made["distribution_mode"] for made in Levels.made} == {"easy"}
+    assert Levels.made[0]["start_level"] != Levels.made[2]["start_level"]
+    env.close()
+    assert Levels.open == 0
+    env = Attempts(procgen("coinrun maze", "memory-hard"), attempts=2)
+    env.reset(seed=0)
+    env.reset(seed=1)
+    assert [made["distribution_mode"] for made in Levels.made[-2:]] == ["hard", "memory"]
+    env.close()
