@@ -10,9 +10,10 @@ import streamlit as st
 from dashboard import api, components, formatting
 
 FILES_SQL = (
-    "SELECT 'policies' AS kind, count(*) AS files, coalesce(sum(bytes), 0) AS size FROM policies\n"
-    "UNION ALL SELECT 'videos', count(*), coalesce(sum(bytes), 0) FROM videos"
+    "SELECT 'policy' AS kind, count(*) AS files, coalesce(sum(bytes), 0) AS size FROM policies\n"
+    "UNION ALL SELECT 'video', count(*), coalesce(sum(bytes), 0) FROM videos"
 )
+PLURALS = {"policy": "policies", "video": "videos"}
 LIMITS = ("trajectories", "steps", "bytes")
 CHECK = "check_index"
 
@@ -53,7 +54,9 @@ def stored() -> None:
 def _files() -> None:
     frame = api.sql(FILES_SQL).frame
     parts = [
-        f"{row.files:,} {row.kind} ({formatting.size(row.size)})" for row in frame.itertuples()
+        f"{formatting.pluralize(row.files, row.kind, PLURALS[row.kind])} "
+        f"({formatting.size(row.size)})"
+        for row in frame.itertuples()
     ]
     st.caption(f"Besides: {', '.join(parts)}.")
 

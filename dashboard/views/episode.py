@@ -205,7 +205,8 @@ def _values(info: Any, t: int, side: str) -> None:
         st.vega_lite_chart(
             *charts.lines(
                 _long(series), x="t", y="value", colour="name" if len(series) > 1 else None,
-                colours=palette, x_title="t (steps)", y_title=title, cursor=float(t), height=180,
+                colours=palette, x_title="t (steps)", y_title=title, cursor=float(t),
+                height=270 if len(series) > 1 else 190,  # a legend takes its part
             ),
             key=f"values_{number}{side}",
         )  # fmt: skip
@@ -266,7 +267,8 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
     st.vega_lite_chart(
         *charts.lines(
             frame, x="t", y="value", colour="name" if len(names) > 1 else None,
-            colours=palette, x_title="t (steps)", y_title=title, cursor=float(t), height=260,
+            colours=palette, x_title="t (steps)", y_title=title, cursor=float(t),
+            height=320 if len(names) > 1 else 240,  # a legend takes its part
         ),
         key=key,
     )  # fmt: skip
