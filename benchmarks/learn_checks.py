@@ -136,7 +136,7 @@ GRU = (
 
 CARTPOLE = (
     *exploring(10_000),
-    # Without them, policies balance the pole and drift to an edge, episode after episode.
+    # Most trajectories are the short first ones; without these, policies swing between versions.
     *("--train.data.draw=steps", f"{LOSSES}.gamma=0.995", f"{LOSSES}.n-step=5"),
 )
 
