@@ -3,7 +3,7 @@
     PopgymGames-v0      27 memory games with up to 30 actions                    stepwell[popgym]
     BabyAITasks-v0      tasks with one instruction of at most nine words         stepwell[minigrid]
     AtariGames-v0       games with all 18 actions, frames of 84 x 84 x 3         stepwell[atari]
-    ProcgenGames-v0     games of 64 x 64 x 3, each episode a new level           09_….toml says how
+    ProcgenGames-v0     games of 64 x 64 x 3, each episode a new level           procgen-mirror
     MetaWorldTasks-v0   reach-v3 or another task, ml10, ml45: each goal is new   metaworld
 
 They are used by the files 03 and 07 to 10 beside this one. To see what they do:
