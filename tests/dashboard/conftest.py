@@ -54,9 +54,10 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
-    """page(view, url, **query): that view, drawn once over the service at `url`."""
+    """page(view, url, **query): that view, drawn once over what the service at `url` has now."""
 
     def open_page(view: str, url: str, **query: str) -> AppTest:
+        api.refresh()
         monkeypatch.setenv("STEPWELL_URL", url)
         test = AppTest.from_function(draw, args=(view,), default_timeout=120)
         for key, value in query.items():
