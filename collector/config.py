@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import Self
 
 from amago_model.config.base import Settings
 from collector.episode_recorder import MAX_STEPS

@@ -22,6 +22,7 @@ import cloudpickle
 import gymnasium
 
 from collector.envs import Env, EnvError, make
+from stepwell._compat import OWN_GROUP
 from stepwell._plugins import describe_error, import_plugins
 from stepwell.errors import StepwellError
 
@@ -52,7 +53,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
                 [sys.executable, "-m", "collector.process_env", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,
+                **OWN_GROUP,
             )
         self.begin("make", env_id, kwargs, tuple(plugins))
 

@@ -17,7 +17,8 @@ import math
 import random
 import threading
 from collections.abc import Callable
-from typing import Self
+
+from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0

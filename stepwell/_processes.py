@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell._compat import OWN_GROUP
 from stepwell._locks import held_by, take_lock
 from stepwell.errors import InvalidData, StepwellError
 
@@ -79,7 +80,7 @@ class Processes:
                 stderr=log,
                 env=self.variables,
                 pass_fds=[lock.fileno()],
-                process_group=0,
+                **OWN_GROUP,
             )
         return Job(process, self.log(name), time.monotonic())
 

@@ -18,7 +18,6 @@ import difflib
 import json
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +27,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
+
+from stepwell._compat import tomllib
 
 S = TypeVar("S")
 COMMAND_LINE = "command line"
@@ -232,7 +233,8 @@ def _either(a: Any, b: Any) -> Any:
 
 
 def _models_in(hint: Any) -> list[type[BaseModel]]:
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
+    # With Python 3.10 list[int] is a type, but no class.
+    if get_origin(hint) is None and isinstance(hint, type) and issubclass(hint, BaseModel):
         return [hint]
     if get_origin(hint) in (Annotated, Union, UnionType, tuple):
         return [model for part in get_args(hint) for model in _models_in(part)]
@@ -432,7 +434,7 @@ def json_schema(model: Any, title: str) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required = []
     for option in options(model).values():
-        hint: Any = Annotated[option.hint, *option.limits] if option.limits else option.hint
+        hint: Any = Annotated[(option.hint, *option.limits)] if option.limits else option.hint
         adapter: TypeAdapter[Any] = TypeAdapter(hint)
         found: dict[str, Any] = adapter.json_schema() | {"description": option.help}
         if option.must_be_given:

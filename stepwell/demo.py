@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from stepwell._compat import OWN_GROUP
 from stepwell._ports import free_port
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -83,7 +84,7 @@ class Commands:
             stdout=output,
             stderr=output,
             env=self.env,
-            process_group=0,
+            **OWN_GROUP,
         )
 
     def check(self) -> None:

@@ -20,7 +20,6 @@ import re
 import shlex
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -31,6 +30,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from stepwell._compat import tomllib
 from stepwell._files import whole_file
 from stepwell._parent import PARENT
 from stepwell._plural import pluralize

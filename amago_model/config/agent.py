@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from amago_model.config.base import Settings
 from amago_model.config.encoders import TrajectoryEncoderConfig, TransformerConfig

@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import json
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import Self
 
 from amago_model.errors import ConfigError
 
@@ -135,7 +136,8 @@ def _walk(
 
 def models_in(hint: Any) -> list[type[Settings]]:
     """The settings models in an annotation; several if it is a union of kinds."""
-    if isinstance(hint, type) and issubclass(hint, Settings):
+    # With Python 3.10 list[int] is a type, but no class.
+    if get_origin(hint) is None and isinstance(hint, type) and issubclass(hint, Settings):
         return [hint]
     if get_origin(hint) in (Annotated, Union, UnionType, tuple):
         return [model for part in get_args(hint) for model in models_in(part)]

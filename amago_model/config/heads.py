@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from amago_model.config.base import MAX_WIDTH, Settings
 from amago_model.config.names import (

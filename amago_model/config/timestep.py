@@ -6,9 +6,10 @@ override this by key, and goals are always named by key. See encoders/modalities
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from amago_model.config.base import MAX_LAYERS, Settings
 from amago_model.config.names import (

@@ -29,10 +29,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from amago_model.config import ActionSpace, Spaces
 from amago_model.errors import BatchError

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from stepwell._compat import OWN_GROUP
+
 TAIL_BYTES, TAIL_LINES = 16_384, 20
 USAGE = 2
 
@@ -58,7 +60,7 @@ class LaunchedProcess(BaseModel):
                     env=dict(env),
                     pass_fds=(descriptor,),
                     # Ctrl-C reaches only the launcher, which stops its processes.
-                    process_group=0,
+                    **OWN_GROUP,
                 )
         finally:
             os.close(descriptor)
