@@ -267,7 +267,7 @@ def _waits_for(
 ) -> str:
     """Why no episode begins now; empty if one may."""
     if source is not None and not source.ready and not _warming(config, stats)():
-        return f"no policy of {config.policy} yet: {source.last_error or 'none was published'}"
+        return source.last_error or f"no policy {config.policy} yet"
     return pacing.ahead if config.when_ahead == "wait" else ""
 
 

@@ -58,7 +58,7 @@ class PolicySource:
     def current(self) -> LoadedPolicy:
         """The newest policy that was fetched. Raises `ActorError` before there is one."""
         if self._current is None:
-            raise ActorError(f"no policy {self.reference} yet: {self.last_error}")
+            raise ActorError(self.last_error or f"no policy {self.reference} yet")
         return self._current
 
     @property
@@ -102,7 +102,9 @@ class PolicySource:
                 if self.poll() or self.ready:
                     self._waited_for = ""
                     return True
-            except (NotFound, Busy, ServiceUnreachable) as error:
+            except NotFound as error:
+                self._waited_for = self._absent(error)
+            except (Busy, ServiceUnreachable) as error:
                 self._waited_for = str(error)
             if deadline is not None and time.monotonic() > deadline:
                 return False
@@ -115,11 +117,25 @@ class PolicySource:
             return
         self._loop = BackgroundLoop(
             "policy",
-            self.poll,
+            self._look,
             every=self._every,
             at_once=False,
             expected=(StepwellError, AmagoError),
         ).start()
+
+    def _look(self) -> None:
+        """Poll; that the first policy is not there yet is told, and no failure."""
+        try:
+            self.poll()
+        except NotFound as error:
+            if self.ready:
+                raise
+            self._waited_for = self._absent(error)
+        else:
+            self._waited_for = ""
+
+    def _absent(self, error: NotFound) -> str:
+        return f"no policy {self.reference} yet: {error.detail}"
 
     def close(self) -> None:
         self._stop.set()

@@ -105,6 +105,17 @@ def test_an_outage_leaves_the_policy_in_play() -> None:
     assert source.current is playing
 
 
+def test_a_first_policy_that_is_not_there_yet_is_waited_for_and_no_error() -> None:
+    """A collector that warms up starts before the trainer has registered the run."""
+    shelf = Shelf()
+    source = PolicySource(shelf, "demo", every=0.01)  # type: ignore[arg-type]
+    source.start()
+    wait_until(lambda: source.last_error == "no policy demo yet: no run demo")
+    shelf.files.append(policy_file())
+    wait_until(lambda: source.ready and source.last_error == "")
+    source.close()
+
+
 def test_no_error_ends_the_thread_that_looks_for_policies() -> None:
     """The unexpected is shown, and the next policy still arrives."""
     shelf = Shelf()
