@@ -33,6 +33,7 @@ from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ct
 from dashboard.frames import gif
 from stepwell import Client, doctor
 from stepwell import leaderboard as board
+from stepwell.client import SUFFIXES
 from stepwell.comparison import (
     NAMES_SQL,
     TABLE_SQL,
@@ -72,6 +73,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TOKEN = "_token"
+UPLOAD_SUFFIXES = tuple(SUFFIXES)
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 15.0
 """Request timeout, longer than the slowest request of a page."""

@@ -76,15 +76,20 @@ def _lerobot(folder: Path) -> Files | None:
         return None
     names = ("meta/info.json", "meta/stepwell/spec.json")
     about = {name: folder / name for name in names if (folder / name).is_file()}
-    found = sorted(path for path in (folder / "videos").rglob("*.mp4") if path.is_file())
-    videos = {path.relative_to(folder).as_posix(): path for path in found}
-    return {**about, **(_parquet(folder) or {}), **videos}
+    videos = {f"videos/{name}": path for name, path in _all(folder / "videos", "*.mp4").items()}
+    return {**about, **_all(folder, "*.parquet"), **videos}
 
 
 def _parquet(folder: Path) -> Files | None:
-    """Every Parquet file in it, as datasets on the Hugging Face Hub have them."""
-    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path for path in found} or None
+    """Every Parquet file in it, as datasets on the Hugging Face Hub have them; if there is none,
+    every Arrow file, with what says which of them are a dataset that was saved to disk."""
+    found = _all(folder, "*.parquet") or _all(folder, "*.arrow")
+    return {**found, **_all(folder, "state.json")} if found else None
+
+
+def _all(folder: Path, pattern: str) -> Files:
+    found = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in found}
 
 
 FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
@@ -95,7 +100,9 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
     "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
     "lerobot": ("LeRobot's meta/info.json and data/chunk-000/file-000.parquet", _lerobot),
-    "parquet": ("Parquet files", _parquet),  # the last: folders of other formats have some, too
+    # The last: folders of other formats have some, too.
+    # The last: folders of other formats have some, too.
+    "parquet": ("Parquet or Arrow files", _parquet),
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""
 

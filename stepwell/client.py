@@ -72,7 +72,10 @@ from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 16 << 20
 CHUNK = 1 << 20
-SUFFIXES = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".parquet": "parquet", ".zip": "zip"}
+SUFFIXES = {
+    ".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".parquet": "parquet", ".arrow": "parquet",
+    ".zip": "zip",
+}  # fmt: skip
 CONTENT_TYPES = {"d4rl": "application/x-hdf5", "npz": "application/x-npz"}
 JOB_ENDS = ("succeeded", "failed", "cancelled")
 PARQUET = "application/vnd.apache.parquet"

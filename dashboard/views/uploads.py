@@ -14,7 +14,6 @@ FOLLOW_SECONDS = 1.0
 """Between refreshes of a job that is not done."""
 _SENT = "_uploads_sent"
 OPEN = ("queued", "running")
-TYPES = ["hdf5", "h5", "npz", "zip"]
 
 
 def popover(names: list[str]) -> None:
@@ -30,11 +29,13 @@ def popover(names: list[str]) -> None:
 def _form(names: list[str], count: int) -> None:
     """Take a file and send it to the service; then the page shows the job."""
     file = st.file_uploader(
-        "A file, or the zip of a folder, up to 200 MB", type=TYPES, key=f"upload_file_{count}"
+        "A file, or the zip of a folder, up to 200 MB",
+        type=api.UPLOAD_SUFFIXES,
+        key=f"upload_file_{count}",
     )
     st.caption(
-        "D4RL, .npz, or the zip of a dataset's folder. Larger ones stream from a terminal: "
-        "`stepwell import FILE --dataset NAME --env ID`"
+        "D4RL, .npz, Parquet, Arrow, or the zip of a dataset's folder. Larger ones stream from a "
+        "terminal: `stepwell import FILE --dataset NAME --env ID`"
     )
     name = st.text_input("Into dataset (made if it is not there)", key="upload_name")
     if name and name in names:

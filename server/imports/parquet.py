@@ -1,6 +1,7 @@
-"""Parquet files of anybody → trajectories. Untrusted: runs only in the sandbox.
+"""Parquet and Arrow files of anybody → trajectories. Untrusted: runs only in the sandbox.
 
-One file, or the zip of a folder of them, such as a dataset on the Hugging Face Hub. The roles of
+One file, or the zip of a folder of them, such as a dataset on the Hugging Face Hub, or one that
+Hugging Face's `datasets` has saved to disk (Arrow files, and state.json beside them). The roles of
 columns are given or guessed (column_map.py); rows become episodes in table_episodes.py.
 """
 
@@ -16,13 +17,16 @@ import pyarrow as pa
 
 from server.imports import named
 from server.imports.archive import Archive
+from server.imports.arrow_file import is_arrow
 from server.imports.column_map import column_map
 from server.imports.parquet_table import Table, damaged
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading, check_magic
 from server.imports.table_episodes import TableEpisodes
 
-SPLIT = re.compile(r"(?:.*/)?([^/]+?)-\d+-of-\d+\.parquet")
-"""Hugging Face's names of files."""
+SHARD = re.compile(r"(.+?)-\d+-of-\d+\.(?:parquet|arrow)")
+SPLIT = re.compile("train|training|test|testing|valid|validation|val|dev|eval")
+"""Names of folders that are splits, whatever their files are called."""
+STATE = "state.json"
 
 
 @contextmanager
@@ -50,14 +54,18 @@ def reported() -> Iterator[None]:
 def _files(file: BinaryIO, options: ImportOptions, memory: int) -> list[tuple[str, BinaryIO]]:
     if not zipfile.is_zipfile(file):
         file.seek(0)
-        check_magic(file, b"PAR1", "a Parquet file", "a .parquet file, or a folder of them")
+        head = file.read(8)
+        file.seek(0)
+        if not is_arrow(head):
+            expected = "a .parquet or .arrow file, or a folder of them"
+            check_magic(file, b"PAR1", "a Parquet or Arrow file", expected)
         return [("the file", file)]
     archive = Archive(file, options.size, memory)
-    names = [name for name in archive.names if name.endswith(".parquet")]
-    splits = {name: m[1] for name in names if (m := SPLIT.fullmatch(name))}
-    known = sorted(set(splits.values()))
+    names = [name for name in archive.names if name.endswith(".parquet")] or _saved(archive)
+    found = {name: split for name in names if (split := _split_of(name))}
+    known = sorted({name for _, name in found.values()})
     if options.split:
-        names = [name for name in names if splits.get(name) == options.split]
+        names = [name for name in names if found.get(name, ("", ""))[1] == options.split]
         if not names:
             raise ImportRefused(
                 "there is no such split",
@@ -68,4 +76,52 @@ def _files(file: BinaryIO, options: ImportOptions, memory: int) -> list[tuple[st
         raise ImportRefused(
             "the folder has several splits", expected="split=NAME", got=", ".join(known)[:300]
         )
+    folders = sorted({found[name][0] for name in names if name in found})
+    if len(folders) > 1:
+        raise ImportRefused(
+            "the folder has several configurations of a dataset",
+            expected="the folder of one of them",
+            got=", ".join(folder or "." for folder in folders)[:300],
+        )
     return [(name, archive.open(name)) for name in names]
+
+
+def _saved(archive: Archive) -> list[str]:
+    """Arrow files; those of each `save_to_disk` as its state lists them."""
+    found = []
+    for name in archive.names:
+        folder, _, last = name.rpartition("/")
+        state_name = f"{folder}/{STATE}".lstrip("/")
+        if last == STATE:
+            state = archive.json(name)
+            if state.get("_indices_data_files"):
+                raise ImportRefused(
+                    f"{name[:200]} chooses rows by indices, which are not read",
+                    expected="a dataset saved after flatten_indices()",
+                )
+            listed = state.get("_data_files")
+            try:
+                found += [f"{folder}/{one['filename']}".lstrip("/") for one in listed or ()]
+            except (TypeError, KeyError):
+                raise ImportRefused(f"{name[:200]} lists no files", got=str(listed)[:200]) from None
+        elif last.endswith(".arrow") and not archive.has(state_name):
+            found.append(name)
+    return found
+
+
+def _split_of(name: str) -> tuple[str, str] | None:
+    """Folder of the dataset and name of the split, by the names that Hugging Face gives to files;
+    None for another name.
+
+        data/train-00000-of-00001.parquet
+        default/train/0000.parquet
+        train/data-00000-of-00001.arrow
+    """
+    folder, _, last = name.rpartition("/")
+    parent, _, above = folder.rpartition("/")
+    shard = SHARD.fullmatch(last)
+    if shard and shard[1] != "data":
+        return folder, shard[1]
+    if above and (shard or SPLIT.fullmatch(above)):
+        return parent, above
+    return None

@@ -1,4 +1,5 @@
-"""Parquet files as one table, read one row group at a time. Untrusted: runs only in the sandbox.
+"""Parquet or Arrow files as one table, read one row group (or record batch) at a time. Untrusted:
+runs only in the sandbox.
 
 A column of scalars or of lists of one length is an array [rows, …]. Fields of structs are columns
 of their own, with dotted names; a struct with `bytes` is an image. Sizes that a footer claims are
@@ -8,6 +9,7 @@ checked before anything is read; extension types are what they are stored as.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from server.imports.arrow_file import ArrowFile, is_arrow
 from server.imports.raw_file import Array, ImportRefused, check_size
 
 MAX_COLUMNS = 4096
@@ -29,7 +32,7 @@ class Table:
     """Files of equal columns, one after another. Raises `ImportRefused`."""
 
     def __init__(self, files: list[tuple[str, BinaryIO]], size: int, memory: int, max_rows: int):
-        self._files: list[pq.ParquetFile] = []
+        self._files: list[pq.ParquetFile | ArrowFile] = []
         self._starts: list[tuple[int, int, int]] = []
         """(first row, file, row group) of each row group."""
         self.file_rows: list[int] = []
@@ -53,17 +56,23 @@ class Table:
     def _add(self, name: str, file: BinaryIO, memory: int) -> int:
         """One more file; returns the bytes it claims to hold."""
         try:
-            opened = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
+            start = file.read(6)
+            file.seek(0)
+            opened = (
+                ArrowFile(file)
+                if is_arrow(start)
+                else pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=False)
+            )
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(f"{name[:200]}: {error}") from None
-        about, schema = opened.metadata, opened.schema_arrow
-        if about.num_columns > MAX_COLUMNS:
+        schema = opened.schema if isinstance(opened, ArrowFile) else opened.schema_arrow
+        types = {k: t for field in schema for k, t in _flattened(field.name, field.type)}
+        if len(types) > MAX_COLUMNS:
             raise ImportRefused(
                 f"{name[:200]} has too many columns",
                 expected=f"≤ {MAX_COLUMNS}",
-                got=about.num_columns,
+                got=len(types),
             )
-        types = {k: t for field in schema for k, t in _flattened(field.name, field.type)}
         if not self.types:
             self.types = types
             self.features = _features(schema)
@@ -74,22 +83,17 @@ class Table:
                 expected=_shown(differ, self.types),
                 got=_shown(differ, types),
             )
-        logical = 0
-        for group in range(about.num_row_groups):
-            part, here = about.row_group(group), 0
-            for index in range(part.num_columns):
-                chunk = part.column(index)
-                width = WIDTHS.get(chunk.physical_type, 0)
-                here += max(chunk.total_uncompressed_size, chunk.num_values * width)
-            if part.num_rows < 0 or here < 0:
+        logical, before = 0, self.rows
+        for group, (rows, here) in enumerate(_groups(opened)):
+            if rows < 0 or here < 0:
                 raise damaged(f"{name[:200]}: a negative size")
             if here > memory:
                 check_size(here, here, memory)
-            if part.num_rows:
+            if rows:
                 self._starts.append((self.rows, len(self._files), group))
-            self.rows += part.num_rows
+            self.rows += rows
             logical += here
-        self.file_rows.append(about.num_rows)
+        self.file_rows.append(self.rows - before)
         self._files.append(opened)
         return logical
 
@@ -141,13 +145,32 @@ class Table:
         if held is not None and held[0] == number:
             return held[1]
         _, file, group = self._starts[number]
-        table = self._files[file].read_row_group(group, columns=[column], use_threads=False)
+        opened = self._files[file]
+        table = (
+            pa.Table.from_batches([opened.read(group)])
+            if isinstance(opened, ArrowFile)
+            else opened.read_row_group(group, columns=[column], use_threads=False)
+        )
         # A column is there under its own name, or as a field of a struct.
         chunked = _reached(table, column)
         chunks = [_plain(chunk) for chunk in chunked.chunks]
         array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         self._cache[column] = (number, array)
         return array
+
+
+def _groups(opened: pq.ParquetFile | ArrowFile) -> Iterator[tuple[int, int]]:
+    """Rows, and bytes unpacked as the file claims, of each row group or batch."""
+    if isinstance(opened, ArrowFile):
+        yield from zip(opened.batch_rows, opened.batch_bytes, strict=True)
+        return
+    for number in range(opened.metadata.num_row_groups):
+        group, size = opened.metadata.row_group(number), 0
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            width = WIDTHS.get(chunk.physical_type, 0)
+            size += max(chunk.total_uncompressed_size, chunk.num_values * width)
+        yield group.num_rows, size
 
 
 def kind_of(type_: pa.DataType) -> str:
@@ -235,7 +258,7 @@ def pluralized(count: int) -> str:
 
 def damaged(why: object) -> ImportRefused:
     return ImportRefused(
-        f"the Parquet file is damaged or cut short: {str(why).splitlines()[0][:300]}",
+        f"the file is damaged or cut short: {str(why).splitlines()[0][:300]}",
         expected="a file that pyarrow can read to its end",
     )
 

@@ -138,13 +138,14 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
     for pattern, format_ in LANDMARKS.items():
         if any(re.fullmatch(pattern, name) for name in names):
             return format_
-    if any(name.endswith(".parquet") for name in names):
+    if any(name.endswith((".parquet", ".arrow")) for name in names):
         return "parquet"
     if asked == "d4rl":
         return asked
     raise ImportRefused(
         "the zip is not of a known dataset",
-        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Parquet files",
+        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Parquet or Arrow "
+        "files",
         got=", ".join(names[:20])[:200],
     )
 

@@ -29,8 +29,8 @@ NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
 GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
-Upload an offline dataset (a D4RL, npz or Parquet file, or a folder of Minari, AMAGO, RLDS,
-LeRobot or Parquet) and wait until the service has stored it.
+Upload an offline dataset (a D4RL, npz, Parquet or Arrow file, or a folder of Minari, AMAGO, RLDS,
+LeRobot, Hugging Face, Parquet or Arrow) and wait until the service has stored it.
 
 All trajectories of the file are stored, or none. Importing a file again stores nothing twice.
 A folder of `stepwell export --format parquet` is sent trajectory by trajectory: repeat it if it was

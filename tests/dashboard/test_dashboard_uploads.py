@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -113,6 +116,22 @@ def test_a_file_is_sent_and_its_job_says_what_was_stored(
     drawn.button(key="job_close").click().run()
     assert not drawn.success
     assert "job" not in drawn.query_params
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_tables_are_sent_as_what_they_are(
+    service, client: Client, name: str, page: Page, suffix: str
+) -> None:
+    ones = [1.0] * STEPS
+    table = pa.table({"obs": ones, "action": ones, "reward": ones, "terminated": ends()})
+    file = io.BytesIO()
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    drawn = ended(sent(page, service.url, name, file.getvalue(), f"plays.{suffix}"), client)
+    assert f"3 trajectories, 30 transitions in `{name}`" in drawn.success[0].value
 
 
 def test_its_link_leads_back_to_it_with_its_warnings(
