@@ -81,12 +81,15 @@ AWAY_SECONDS = 1.0
 """After an unanswered read, all other reads fail at once for this long: sessions read one after
 another, and each would wait for a failure of its own."""
 SQL_SECONDS = 5.0
-"""Default timeout of a query; the console can set another."""
+"""Timeout of a page's query."""
+CONSOLE_SECONDS = 10.0
+"""Default timeout of a query that somebody wrote: a long one to the service, for which pages do not
+wait (docs/sql.md)."""
 MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
 QUERIES_AT_ONCE = 3
-"""Of all browsers with one token: to the service they are one caller, whose fifth query it
-refuses."""
+"""Of all browsers with one token, and as many of the long ones, which people write: to the service
+they are two callers, whose fifth query it refuses."""
 PAGE = 100
 """Number of rows per page of a long list."""
 DATA_SQL = """
@@ -474,7 +477,7 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
 
 
 @functools.cache
-def _places(_address: str, _token: str | None) -> threading.BoundedSemaphore:
+def _places(_address: str, _token: str | None, _long: bool) -> threading.BoundedSemaphore:
     return threading.BoundedSemaphore(QUERIES_AT_ONCE)
 
 
@@ -488,10 +491,10 @@ def run_query(
 ) -> SqlResult:
     """`Client.sql`, when it is this query's turn. Not cached. `timeout`: seconds; None for those of
     a page."""
-    places = _places(address(), token())
+    seconds = timeout or SQL_SECONDS
+    places = _places(address(), token(), seconds > SQL_SECONDS)
     waited = places.acquire(timeout=ANSWER_SECONDS)
     try:
-        seconds = timeout or SQL_SECONDS
         return client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     finally:
         if waited:

@@ -93,13 +93,14 @@ class Settings(BaseSettings):
     """A retry of an evicted trajectory is recognised for this long."""
 
     # SQL
-    sql_workers: int = Field(default=2, ge=0)
-    """Processes that run callers' queries; one more runs the service's own (snapshots)."""
+    sql_workers: int = Field(default=3, ge=0)
+    """Processes that run callers' queries, the third and later ones started when first needed; one
+    more runs the service's own (snapshots)."""
     sql_queue: int = Field(default=8, ge=1)
     """Queries that may wait for a worker; more fail with 429."""
     sql_per_caller: int = Field(default=4, ge=1)
-    """Running and waiting queries of one caller; more fail with 429."""
-    sql_memory: int = 1 * GIB
+    """Running and waiting queries of one caller, and as many long ones; more fail with 429."""
+    sql_memory: int = 1344 * MIB
     """Memory of all SQL workers together, and of their results until they are delivered."""
     sql_max_timeout: float = 60.0
     """Longest deadline that a request may set."""

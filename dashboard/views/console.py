@@ -71,7 +71,12 @@ def show() -> None:
                 "Rows at most", 1, 100_000, 1000, key="limit", bind="query-params"
             )
             seconds = st.number_input(
-                "Seconds at most", 0.5, 60.0, api.SQL_SECONDS, key="timeout", bind="query-params"
+                "Seconds at most",
+                0.5,
+                60.0,
+                api.CONSOLE_SECONDS,
+                key="timeout",
+                bind="query-params",
             )
         completion.draw("q", api.query_schema().tables, query, dataset)
         params = _params(query)

@@ -52,6 +52,12 @@ class FairQueue(Generic[W]):
             self._idle.append(worker)
             self._assign()
 
+    @property
+    def taken(self) -> int:
+        """Workers that callers have now."""
+        with self._changed:
+            return sum(self._running.values())
+
     def close(self) -> None:
         """Refuse all waiting and later queries."""
         with self._changed:

@@ -10,7 +10,7 @@
     CPU        workers are niced, and niced more during a long query (worker_handle.py)
 
 The service's own queries (snapshots) have a separate worker, started when first needed. No part of
-a query runs in this process; the result is a frame of bytes. Workers are started in advance,
+a query runs in this process; the result is a frame of bytes. Two workers are started in advance,
 because a Python process with DuckDB takes a third of a second to start.
 """
 
@@ -42,8 +42,13 @@ from server.sql.worker_handle import START_SECONDS, DeadlineExceeded, MemoryExce
 from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
+AT_START = 2
+"""Workers that are started in advance."""
 GRACE = 0.2
 """Seconds from a query's deadline to the SIGKILL of a process that does not respond."""
+SHORT = 5.0
+"""Seconds that a query may take at most without being one of its user's long ones. To the queue
+these are another caller: whoever waits for one can still look at pages, which ask short ones."""
 MAX_SELECTION = 50_000_000
 _PLACE = {"id", "shard", "traj_idx", "_file", "_pk"}
 _SELECTABLE = sorted({name for name, _ in TABLES["trajectories"]} - _PLACE)
@@ -85,11 +90,15 @@ class SqlPool:
         self._on_damage = on_damage
         self.most_at_once = workers + waiting
         """Most admitted queries of callers at one time."""
+        # Of one caller, as many short and as many long ones: one worker stays free for others.
+        running = max(1, (workers - 1) // 2)
         self._callers = FairQueue[WorkerProcess](
-            running=max(1, workers - 1), waiting=waiting, per_caller=settings.sql_per_caller
+            running=running, waiting=waiting, per_caller=settings.sql_per_caller
         )
         self._service = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
+        self._started = 0
+        """Workers for callers, those that are still starting among them."""
         self._all: set[WorkerProcess] = set()
         self.answers = AnswerMemory(self.memory.answers)
         self._lock = threading.Lock()
@@ -99,9 +108,9 @@ class SqlPool:
         self._closed = False
 
     def start(self) -> None:
-        """Start the workers in the background; queries wait for the first."""
-        for _ in range(self._workers):
-            self._spawn(self._callers)
+        """Start two workers in the background; queries wait for the first."""
+        for _ in range(AT_START):
+            self._start_caller_worker()
 
     def close(self) -> None:
         with self._lock:
@@ -135,7 +144,8 @@ class SqlPool:
         """
         seconds = min(timeout, self._max_timeout)
         _check_json(sql, params)
-        with self._admitted(user):
+        caller = user if seconds <= SHORT else f"{user} (long)"
+        with self._admitted(caller):
             deadline = self._deadline(time.monotonic() if received is None else received, seconds)
             state = self._state(sql, dataset, deadline)
             request = {
@@ -147,7 +157,7 @@ class SqlPool:
                 "dataset": dataset,
             }
             began = time.monotonic()
-            header, payload = self._ask_again(user, request, sql, dataset, state, deadline)
+            header, payload = self._ask_again(caller, user, request, sql, dataset, state, deadline)
             log.info(
                 "query",
                 user=user,
@@ -201,9 +211,9 @@ class SqlPool:
             if among is None:
                 text = f"{select} trajectories"
                 state = self._state(text, dataset, deadline)
-                header, payload = self._ask_again(OWN, request, text, dataset, state, deadline)
+                header, payload = self._ask_again(OWN, OWN, request, text, dataset, state, deadline)
             else:
-                header, payload = self._ask(OWN, request, None, deadline, _stream_of(among))
+                header, payload = self._ask(OWN, OWN, request, None, deadline, _stream_of(among))
             if not header["ok"]:
                 raise _refused(header, timeout)
             try:
@@ -216,17 +226,17 @@ class SqlPool:
                 self.answers.release(OWN, len(payload))
 
     @contextlib.contextmanager
-    def _admitted(self, user: str) -> Iterator[None]:
+    def _admitted(self, caller: str) -> Iterator[None]:
         """The time from admission to the end of a query."""
-        queue = self._queue_of(user)
-        queue.admit(user)
+        queue = self._queue_of(caller)
+        queue.admit(caller)
         try:
             yield
         finally:
-            queue.leave(user)
+            queue.leave(caller)
 
-    def _queue_of(self, user: str) -> FairQueue[WorkerProcess]:
-        return self._service if user == OWN else self._callers
+    def _queue_of(self, caller: str) -> FairQueue[WorkerProcess]:
+        return self._service if caller == OWN else self._callers
 
     def _deadline(self, received: float, seconds: float) -> float:
         """Counted from the arrival of the query, or from when the first worker is ready."""
@@ -259,6 +269,7 @@ class SqlPool:
 
     def _ask_again(
         self,
+        caller: str,
         user: str,
         request: dict[str, Any],
         text: str,
@@ -267,18 +278,19 @@ class SqlPool:
         deadline: float,
     ) -> tuple[dict[str, Any], bytearray]:
         """`_ask`, repeated without files that turn out to be damaged. Raises 503."""
-        header, payload = self._ask(user, request, state, deadline)
+        header, payload = self._ask(caller, user, request, state, deadline)
         while damaged := header.get("damaged"):
             # Quarantine or rewrite the damaged files, then run the same query again.
             self._on_damage(damaged)
             if time.monotonic() >= deadline:
                 raise _still_damaged(damaged)
             state = self._state(text, dataset, deadline)
-            header, payload = self._ask(user, request, state, deadline)
+            header, payload = self._ask(caller, user, request, state, deadline)
         return header, payload
 
     def _ask(
         self,
+        caller: str,
         user: str,
         request: dict[str, Any],
         state: MirrorState | None,
@@ -286,10 +298,10 @@ class SqlPool:
         rows: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
         """A worker's response. Its bytes are counted for the user: see `AnswerMemory`."""
-        queue = self._queue_of(user)
+        queue = self._queue_of(caller)
         if queue is self._service:
             self._start_service_worker()
-        worker = self._take(queue, user, deadline)
+        worker = self._take(queue, caller, deadline)
         held = 0
 
         def count_bytes(size: int) -> None:
@@ -324,19 +336,28 @@ class SqlPool:
             if not kept:
                 self.answers.release(user, held)
             if header is not None and worker.reusable():
-                queue.give(user, worker)
+                queue.give(caller, worker)
             else:
                 self._replace(worker, queue)
-                queue.give(user, None)
+                queue.give(caller, None)
 
-    def _take(self, queue: FairQueue[WorkerProcess], user: str, deadline: float) -> WorkerProcess:
-        """A live worker; replaces dead ones."""
+    def _take(self, queue: FairQueue[WorkerProcess], caller: str, deadline: float) -> WorkerProcess:
+        """A live worker; replaces dead ones, and starts another where all are taken."""
+        if queue is self._callers and queue.taken >= self._started:
+            self._start_caller_worker()
         while True:
-            worker = queue.take(user, deadline)
+            worker = queue.take(caller, deadline)
             if worker.alive():
                 return worker
             self._replace(worker, queue)
-            queue.give(user, None)
+            queue.give(caller, None)
+
+    def _start_caller_worker(self) -> None:
+        with self._lock:
+            if self._started >= self._workers:
+                return
+            self._started += 1
+        self._spawn(self._callers)
 
     def _start_service_worker(self) -> None:
         with self._lock:

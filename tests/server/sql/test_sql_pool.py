@@ -18,7 +18,7 @@ from server.problems import ProblemError
 from server.settings import Settings
 from server.sql import pool as module
 from server.sql.memory import BASE_MEMORY, OWN, Memory
-from server.sql.pool import SqlPool
+from server.sql.pool import SHORT, SqlPool
 from stepwell.testing import wait_until
 
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -71,7 +71,8 @@ def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
     sql = world.service.sql
     before = set(sql._all)
     caller = Caller(world, ENDLESS, user=user, **{"timeout": LONG, **options})
-    wait_until(lambda: sql._callers._running[user], what="a running query")
+    running = sql._callers._running
+    wait_until(lambda: running[user] or running[f"{user} (long)"], what="a running query")
     try:
         yield caller
     finally:
@@ -306,6 +307,25 @@ def test_one_caller_floods_and_another_is_answered(world: Any) -> None:
     assert len(at_once) >= 12, "what is beyond its share does not wait"
 
 
+def test_whoever_waits_for_long_queries_is_answered_short_ones(
+    make_world: Callable[..., Any],
+) -> None:
+    """The pages of a person who runs a query of a minute, and of another person meanwhile."""
+    world = make_world(sql_workers=3)
+    pool: SqlPool = world.service.sql
+    idle(world)
+    with running(world, "me", timeout=LONG):
+        assert len(pool._all) == 2, "the third worker is not there before it is needed"
+        waits = Caller(world, "select 1", user="me", timeout=LONG)
+        wait_until(lambda: pool._callers._present["me (long)"] == 2)
+        for number in range(3):
+            assert world.rows(f"select {number}", user="me", timeout=SHORT) == [[number]]
+        with running(world, "me", timeout=SHORT):
+            assert world.rows("select 7", user="other", timeout=LONG) == [[7]]
+            assert waits.is_alive() and len(pool._all) == 3
+    assert waits.answer() == "ok"
+
+
 def test_snapshots_do_not_wait_for_callers(make_world: Callable[..., Any]) -> None:
     """Every worker for callers is busy for a minute: the service's own is not."""
     world = make_world(sql_workers=1)
@@ -371,7 +391,7 @@ def test_closing_ends_every_worker_and_whoever_waits(make_world: Callable[..., A
     idle(world)
     pids = [worker.pid for worker in pool._all]
     busy = Caller(world, ENDLESS, user="a", timeout=LONG)
-    wait_until(lambda: pool._callers._running["a"])
+    wait_until(lambda: pool._callers.taken)
     waiting = Caller(world, "select 1", user="b", timeout=LONG)
     wait_until(lambda: pool._callers._places)
     pool.close()
