@@ -4,8 +4,8 @@
                          each file; in an episode by `step`, else in the order of the file
     one row an episode   where `reward` is a list in each row; observations have T or T+1 elements
 
-The last observation is that of `next_observation` where there is one, else unknown, and the one
-before is repeated. The last row tells how an episode ended; without a flag it was cut off.
+The last observation is that of `next_observation`, or of T+1 elements; else it is unknown, and the
+one before is repeated. The last row tells how an episode ended; without a flag it was cut off.
 """
 
 from __future__ import annotations
@@ -69,8 +69,12 @@ class TableEpisodes:
         self.layout.episodes = [(i, int(steps)) for i, steps in enumerate(lengths)]
         self._find_leaves(options)
         self._final = self._final_known()
-        if not self._final:
-            self.layout.warnings.append("final observations are unknown (no next_observation)")
+        self._whole = self._has_final_rows()
+        if not self._final and not self._whole.all():
+            some = bool(self._whole.any())
+            count = int(np.count_nonzero(~self._whole))
+            of = f" of {pluralize(count, 'trajectory', 'trajectories')}" if some else ""
+            self.layout.warnings.append(f"final observations{of} are unknown (no next_observation)")
 
     # --- what named.py asks for -------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class TableEpisodes:
             rewards=self._rewards[start : end + 1],
             terminated=terminated,
             truncated=not terminated,
-            final_obs_valid=self._final,
+            final_obs_valid=self._final or bool(self._whole[number]),
             metadata=TrajectoryMetadata(success=None if success is None else flags["success"]),
         )
 
@@ -327,6 +331,18 @@ class TableEpisodes:
         if shifted and leaves:
             self.layout.warnings.append("next_observation is the shifted rows")
         return not (shifted and leaves)
+
+    def _has_final_rows(self) -> NDArray[np.bool_]:
+        """[episodes]: whether all observations of one have T+1 elements."""
+        found = np.full(len(self._ends), self._nested)
+        if not self._nested or self._final:
+            return found
+        lengths = self._ends - self._starts + 1
+        for leaf in self.layout.observations.values():
+            column = self._leaves[leaf.path][0]
+            for number in range(len(found)):
+                found[number] &= len(self._cells(column, number)) == lengths[number] + 1
+        return found
 
     def _last(self, leaf: Leaf, number: int) -> Array:
         columns = self.columns.arrays["next_observation"][leaf.path.partition("/")[2]]

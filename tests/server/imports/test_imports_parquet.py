@@ -192,9 +192,28 @@ def test_one_row_an_episode(tmp_path: Path) -> None:
     assert [t.terminated for t in got] == [True, False]
     assert found.spec.actions["action"] == Discrete(3)
     assert got[0].rewards.tolist() == [1, 2, 3]
+    assert not any(t.final_obs_valid for t in got)
+    assert "final observations are unknown" in " ".join(found.warnings)
     made["observations"] = [o + [[9.0, 9.0]] for o in obs]
-    _, got = read(write(tmp_path / "a.parquet", made))
+    found, got = read(write(tmp_path / "a.parquet", made))
     assert got[1].obs["observation"].tolist() == [[1, 1], [9, 9]]
+    assert all(t.final_obs_valid for t in got)
+    assert "final observations" not in " ".join(found.warnings)
+
+
+def test_a_final_observation_is_known_where_all_arrays_of_the_episode_have_one(
+    tmp_path: Path,
+) -> None:
+    made = {
+        "obs.arm": [[[0.0], [0.5], [1.0]], [[0.0], [0.5]], [[0.0], [0.5]]],
+        "obs.hand": [[[1.0], [1.5], [2.0]], [[1.0]], [[1.0], [1.5]]],
+        "action": [[0, 1], [1], [1]],
+        "reward": [[1.0, 2.0], [3.0], [4.0]],
+    }
+    found, got = read(write(tmp_path / "a.parquet", made))
+    assert [t.final_obs_valid for t in got] == [True, False, True]
+    assert "final observations of 1 trajectory are unknown" in " ".join(found.warnings)
+    assert got[1].obs["hand"].tolist() == [[1.0], [1.0]]
 
 
 def png(value: int, size: tuple[int, ...] = (4, 5, 3), kind: str = "PNG") -> bytes:
