@@ -80,8 +80,18 @@ def _filters() -> str:
         mark = formatting.literal(label)
         parts.append(f"(list_contains(tags, {mark}) OR list_contains(flags, {mark}))")
     if condition and condition.strip():
-        parts.append(f"({condition.strip()})")
+        parts.append(f"(\n{_checked(condition.strip())}\n)")
     return " AND ".join(parts) or "TRUE"
+
+
+def _checked(condition: str) -> str:
+    """A condition that the parentheses around it contain.
+
+    The service refuses it here if it is none by itself, such as `false) OR (true`, which would lift
+    the other filters. On lines of its own: a comment at its end must not hide the parenthesis.
+    """
+    api.sql(f"SELECT id FROM trajectories WHERE\n{condition}\nLIMIT 0")
+    return condition
 
 
 def _cameras() -> dict[str, tuple[str, tuple[int, ...]]]:

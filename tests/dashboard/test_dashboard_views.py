@@ -408,6 +408,32 @@ def test_a_wrong_condition_is_explained_in_its_place(filled: str, service, page:
     assert "retrun" in drawn.error[0].value
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "false) or (dataset <> ''",
+        "false) union all select * from trajectories where (true",
+        "true; select 1",
+        "/* not closed",
+    ],
+)
+def test_a_condition_cannot_lift_the_other_filters(
+    filled: str, service, page: Page, where: str
+) -> None:
+    """A link with a condition may come from anybody, and all that match can be labelled."""
+    drawn = page("trajectories", service.url, dataset=filled, where=where)
+    assert [e.message for e in drawn.exception] == []
+    assert len(drawn.error) == 1
+    assert not drawn.dataframe
+    assert not any(button.key == "many_apply" for button in drawn.button)
+
+
+def test_a_condition_may_end_in_a_comment(filled: str, service, page: Page) -> None:
+    drawn = page("trajectories", service.url, dataset=filled, where='"return" > 30 -- the good')
+    check(drawn)
+    assert sorted(drawn.dataframe[0].value["return"]) == [36.0, 48.0, 60.0]
+
+
 def test_the_episode_viewer_shows_the_step_of_the_url(
     filled: str, service, client: Client, page: Page
 ) -> None:
