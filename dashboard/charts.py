@@ -12,8 +12,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
+from numpy.typing import NDArray
 
 Chart = tuple[pd.DataFrame, dict[str, Any]]
 """Data and Vega-Lite specification."""
@@ -231,6 +233,25 @@ def dots(
 def smooth(values: pd.Series, weight: float) -> pd.Series:
     """Exponential moving average without start-up bias; weight 0 leaves the series alone."""
     return values if weight <= 0 else values.ewm(alpha=1 - weight, adjust=True).mean()
+
+
+def extremes(values: NDArray[Any], most: int) -> NDArray[np.int64]:
+    """Which of `values` [n] to draw, in order: all, or about `most` of them.
+
+    Then each stretch of equal length keeps its least and its largest value, so a single peak is
+    seen; the first and the last value are kept, too.
+    """
+    if len(values) <= most:
+        return np.arange(len(values))
+    width = -(-len(values) // max(1, most // 2 - 1))
+    flat = np.asarray(values, np.float64)
+    padded = np.append(flat, np.repeat(flat[-1], -len(flat) % width)).reshape(-1, width)
+    unknown = np.isnan(padded)
+    least = np.where(unknown, np.inf, padded).argmin(axis=1)
+    largest = np.where(unknown, -np.inf, padded).argmax(axis=1)
+    starts = np.arange(len(padded)) * width
+    found = np.concatenate([[0], starts + least, starts + largest, [len(flat) - 1]])
+    return np.unique(np.minimum(found, len(flat) - 1))
 
 
 def _number(field: str, title: str = "", **options: Any) -> dict[str, Any]:

@@ -320,15 +320,14 @@ def _cut(arrays: Any) -> None:
 
 
 def _long(series: dict[str, Any]) -> pd.DataFrame:
-    """Long form for the chart, down-sampled for speed in the browser."""
-    longest = max(len(values) for values in series.values())
-    stride = max(1, -(-longest * len(series) // charts.MAX_POINTS))
+    """Long form for the chart, with as many points as a browser draws quickly."""
+    kept = {k: charts.extremes(v, charts.MAX_POINTS // len(series)) for k, v in series.items()}
     return pd.concat(
         [
             pd.DataFrame(
                 {
-                    "t": np.arange(0, len(values), stride),
-                    "value": np.asarray(values)[::stride].astype(float),
+                    "t": kept[name],
+                    "value": np.asarray(values)[kept[name]].astype(float),
                     "name": name,
                 }
             )

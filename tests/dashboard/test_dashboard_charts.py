@@ -160,3 +160,30 @@ def test_every_picture_is_valid_vega_lite() -> None:
     ):
         rows = {"values": data.to_dict("records")}
         altair.LayerChart.from_dict({"data": rows, **spec}, validate=True)
+
+
+def test_few_points_are_all_drawn() -> None:
+    assert charts.extremes(np.zeros(50), 50).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("place", [0, 1, 17_003, 39_998, 39_999])
+@pytest.mark.parametrize("value", [1.0, -1.0])
+def test_a_single_peak_of_many_points_is_drawn(place: int, value: float) -> None:
+    values = np.zeros(40_000, np.float32)
+    values[place] = value
+    kept = charts.extremes(values, charts.MAX_POINTS)
+    assert place in kept
+    assert (kept[0], kept[-1]) == (0, len(values) - 1)
+    assert (np.diff(kept) > 0).all()
+    assert len(kept) <= charts.MAX_POINTS
+
+
+def test_the_range_of_what_is_drawn_is_that_of_all() -> None:
+    values = np.random.default_rng(0).normal(size=12_345)
+    values[::7] = np.nan
+    for most in (1, 2, 10, 625):
+        kept = values[charts.extremes(values, most)]
+        assert (np.nanmin(kept), np.nanmax(kept)) == (np.nanmin(values), np.nanmax(values))
+        assert len(kept) <= max(most, 4)
+    assert len(charts.extremes(np.full(100, np.nan), 10)) <= 10
+    assert len(charts.extremes(np.tile([True, False], 50), 10)) <= 10
