@@ -83,6 +83,21 @@ class Box:
         high = np.broadcast_to(np.asarray(self.high, np.float64).reshape(-1), (self.size,))
         return low.reshape(self.shape), high.reshape(self.shape)
 
+    def held_bounds(self) -> tuple[Array, Array]:
+        """(low, high) in the dtype of the space: those of an integer or bool are never infinite."""
+        kind = np.dtype(self.dtype)
+        low, high = self.bounds()
+        if kind.kind == "f":
+            return low.astype(kind), high.astype(kind)
+        least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+
+        def held(bounds: Array) -> Array:
+            # As Python's integers: float64 does not have 2^63 - 1.
+            whole = [int(min(max(bound, least), most)) for bound in bounds.ravel().tolist()]
+            return np.array(whole, kind).reshape(self.shape)
+
+        return held(low), held(high)
+
 
 @dataclass(frozen=True, slots=True)
 class Discrete:

@@ -98,8 +98,7 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
         # An infinite bound is replaced by ±3, which keeps the values small.
         low, high = np.where(np.isfinite(low), low, -3.0), np.where(np.isfinite(high), high, 3.0)
         return (low + (high - low) * rng.random(shape)).astype(dtype)
-    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    least, most = (np.clip(bound, *limits).astype(np.int64) for bound in (low, high))
+    least, most = (bound.astype(np.int64) for bound in space.held_bounds())
     return rng.integers(least, most, shape, np.int64, endpoint=True).astype(dtype)
 
 

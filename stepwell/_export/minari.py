@@ -117,10 +117,7 @@ def _space(space: Space) -> dict[str, Any]:
     if isinstance(space, MultiBinary):
         return {"type": "MultiBinary", "n": space.n}
     if isinstance(space, Box):
-        low, high = (
-            bound.astype(space.dtype) if space.dtype != "bool" else bound != 0
-            for bound in _bounds(space)
-        )
+        low, high = space.held_bounds()
         return {
             "type": "Box",
             "dtype": space.dtype,
@@ -130,13 +127,3 @@ def _space(space: Space) -> dict[str, Any]:
         }
     nvec = list(space.nvec)
     return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": [0] * len(nvec)}
-
-
-def _bounds(space: Box) -> tuple[Array, Array]:
-    """Bounds that the dtype can hold: those of an integer or bool are never infinite."""
-    low, high = space.bounds()
-    kind = np.dtype(space.dtype)
-    if kind.kind == "f":
-        return low, high
-    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return np.clip(low, least, most), np.clip(high, least, most)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from contextlib import nullcontext
@@ -70,6 +71,10 @@ NAMED = EnvSpec.of(
 WORDS = EnvSpec.of(
     MultiDiscrete((4, 4, 4)), Discrete(2), vocabularies={"observation": Vocabulary(("go", "up"))}
 )
+COUNTS = EnvSpec.of(
+    {"few": Box((2,), "uint8", 3, 300), "many": Box((2,), "int64"), "up": Box((), "int32", 0)},
+    {"action": Discrete(3)},
+)
 SEVERAL = dict.fromkeys(("npz", "d4rl"), "refused")
 CASES = {
     "float32 vectors, Box actions": Case(make_spec(), several(make_spec())),
@@ -84,6 +89,7 @@ CASES = {
         several(EnvSpec.of(Box((4, 4, 3), "uint8", 0, 255), Discrete(3))),
     ),
     "named observations and actions": Case(NAMED, several(NAMED), SEVERAL),
+    "integers without bounds": Case(COUNTS, several(COUNTS), SEVERAL),
     "texts (token ids)": Case(WORDS, several(WORDS)),
     "infos, NaN among them": Case(
         make_spec(infos=True),
@@ -206,6 +212,19 @@ def test_what_is_exported_is_read_bit_for_bit(exported, run, tmp_path, capsys, t
         assert any(f"{format_} does not hold {lost}" in line for line in said)
     else:
         assert not any("(" in line for line in said)
+
+
+def test_bounds_of_integers_in_minari_are_those_that_the_type_has(exported, run, tmp_path):
+    out = tmp_path / "out"
+    assert run("export", exported["integers without bounds"], out, "--format", "minari") == 0
+    metadata = json.loads((out / "data/metadata.json").read_text())
+    spaces = json.loads(metadata["observation_space"])["subspaces"]
+    bounds = {key: (space["low"], space["high"]) for key, space in spaces.items()}
+    assert bounds == {
+        "few": ([3, 3], [255, 255]),
+        "many": ([-(2**63)] * 2, [2**63 - 1] * 2),
+        "up": (0, 2**31 - 1),
+    }
 
 
 @pytest.mark.parametrize("format_", FORMATS)
