@@ -93,10 +93,20 @@ they are two callers, whose fifth query it refuses."""
 PAGE = 100
 """Number of rows per page of a long list."""
 DATA_SQL = """
-SELECT dataset, avg("return") FROM trajectories
-WHERE env = $env AND purpose = 'train' GROUP BY dataset ORDER BY count(*) DESC, dataset LIMIT 5
+SELECT dataset, avg(r) AS mean, sum(r * w) / sum(w) AS iqm, count(*) AS episodes
+FROM (
+  SELECT dataset, r, least(greatest(i / n, 0.25), 0.75)
+    - least(greatest((i - 1) / n, 0.25), 0.75) AS w
+  FROM (
+    SELECT dataset, "return" AS r, count(*) OVER (PARTITION BY dataset) AS n,
+      row_number() OVER (PARTITION BY dataset ORDER BY "return") AS i
+    FROM trajectories WHERE env = $env AND purpose = 'train'
+  )
+)
+GROUP BY dataset ORDER BY episodes DESC, dataset LIMIT 5
 """
-"""Mean returns of the datasets with most trajectories of an environment."""
+"""Mean and interquartile mean of the returns of the datasets with most trajectories of an
+environment, as `stepwell compare` counts them. No interval: these are all that there are."""
 VALUES_SQL = """
 SELECT name, step, q, v, advantage, weight FROM annotations
 WHERE trajectory = $trajectory ORDER BY name, step
@@ -361,7 +371,7 @@ def leaderboard(env: str, pick: Pick) -> list[Standing]:
     standings = board.leaderboard(found, {n: json.loads(c) for n, c in rows}, pick=pick)
     standings += board.reference_rows(env)
     data = run_query(DATA_SQL, {"env": env}).rows
-    standings += [board.constant(f"data of {name}", mean) for name, mean in data]
+    standings += [board.constant(f"data of {name}", *numbers) for name, *numbers in data]
     return sorted(standings, key=lambda row: row.mean.value, reverse=True)
 
 

@@ -37,11 +37,11 @@ class Standing:
 
     name: str
     mean: Interval
-    """Of the mean over training seeds; a reference that is one number has no width."""
-    iqm: Interval
-    """Of the interquartile mean over all episodes."""
+    """Of the mean over training seeds; a reference that nobody played has no width."""
+    iqm: Interval | None
+    """Of the interquartile mean over all episodes; None: only the mean is known."""
     evaluations: list[Evaluation]
-    """One per training seed; empty: a reference that nobody played."""
+    """One per training seed; empty: a reference that nobody played, which has no intervals."""
     reference: bool = False
 
     @property
@@ -102,10 +102,10 @@ def reference_rows(env: str) -> list[Standing]:
     ]
 
 
-def constant(name: str, value: float) -> Standing:
-    """A reference that is one number."""
-    exactly = Interval(value, value, value, 0)
-    return Standing(name, exactly, exactly, [], reference=True)
+def constant(name: str, mean: float, iqm: float | None = None, episodes: int = 0) -> Standing:
+    """A reference that nobody played, of which only these numbers are known."""
+    middle = None if iqm is None else Interval(iqm, iqm, iqm, episodes)
+    return Standing(name, Interval(mean, mean, mean, episodes), middle, [], reference=True)
 
 
 def _one_per_run(evaluations: Sequence[Evaluation], pick: Pick) -> dict[str, Evaluation]:

@@ -62,7 +62,8 @@ def _interval(row: Any, statistic: str) -> Any:
 def _chart(
     rows: list[Any], env: str, statistic: str, labels: dict[str, str], colours: dict[str, str]
 ) -> None:
-    ranked = sorted(rows, key=lambda row: _interval(row, statistic).value, reverse=True)
+    known = [row for row in rows if _interval(row, statistic) is not None]
+    ranked = sorted(known, key=lambda row: _interval(row, statistic).value, reverse=True)
     shown = ranked[:DRAWN]
     frame = pd.DataFrame(
         [
@@ -73,7 +74,7 @@ def _chart(
                 "value": found.value,
                 "low": found.low,
                 "high": found.high,
-                "episodes": found.n,
+                "episodes": found.n or None,
             }
             for row in shown
             for found in [_interval(row, statistic)]
@@ -85,8 +86,13 @@ def _chart(
         *charts.intervals(frame, x_title=title, colours=mine),
         key="leaderboard_chart",
     )
-    if len(rows) > DRAWN:
-        st.caption(f"The first {DRAWN} of {len(rows):,}; the table has all.")
+    if len(known) > DRAWN:
+        st.caption(f"The first {DRAWN} of {len(known):,}; the table has all.")
+
+
+def _width(row: Any, interval: Any) -> str | None:
+    """An interval as text; a reference that nobody played has none."""
+    return f"{interval.low:.2f} … {interval.high:.2f}" if row.evaluations else None
 
 
 def _label(row: Any, labels: dict[str, str]) -> str:
@@ -101,9 +107,9 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
                 "policy": labels[row.name],
                 "seeds": len(row.evaluations) or None,
                 "mean": row.mean.value,
-                "interval of the mean": f"{row.mean.low:.2f} … {row.mean.high:.2f}",
-                "IQM": row.iqm.value,
-                "interval of the IQM": f"{row.iqm.low:.2f} … {row.iqm.high:.2f}",
+                "interval of the mean": _width(row, row.mean),
+                "IQM": row.iqm.value if row.iqm else None,
+                "interval of the IQM": _width(row, row.iqm),
                 "normalised": row.normalised(env),
                 "episodes": row.mean.n or None,
                 "policies": ", ".join(row.policies),

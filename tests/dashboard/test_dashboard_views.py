@@ -18,6 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components, curve_cache
 from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell.confidence_intervals import iqm
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
 
@@ -817,10 +818,12 @@ def test_d4rl_environments_and_data_stand_beside_policies(
 ) -> None:
     spec = EnvSpec.of(Box((1,)), Discrete(2), env="Hopper-v5")
     client.create_dataset(name, spec)
-    client.add(
-        name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-        rewards=np.full(2, 50.0, np.float32), terminated=True, env="Hopper-v5",
-    )  # fmt: skip
+    returns = [0.0, 10.0, 20.0, 30.0, 440.0]
+    for total in returns:
+        client.add(
+            name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+            rewards=np.full(2, total / 2, np.float32), terminated=True, env="Hopper-v5",
+        )  # fmt: skip
     client.create_run(name, "train", config={})
     client.create_evaluation(
         policy=f"{name}/1", env="Hopper-v5", seeds=[0, 1], returns=[1000.0, 1200.0], mean=1100.0,
@@ -830,8 +833,16 @@ def test_d4rl_environments_and_data_stand_beside_policies(
     check(drawn)
     table = drawn.dataframe[0].value.set_index("policy")
     assert table["normalised"]["D4RL's expert"] == 100.0
-    assert table["mean"][f"data of {name}"] == 100.0
+    data, expert = table.loc[f"data of {name}"], table.loc["D4RL's expert"]
+    assert (data["mean"], data["episodes"]) == (100.0, 5)
+    assert data["IQM"] == pytest.approx(iqm(returns))
+    for row in (data, expert):
+        assert pd.isna(row["interval of the mean"]) and pd.isna(row["interval of the IQM"])
+    assert pd.isna(expert["IQM"]), "D4RL published means only"
     assert table["episodes"][f"{name}/1"] == 2
+    assert table["interval of the mean"][f"{name}/1"] == "1000.00 … 1200.00"
+    drawn.segmented_control(key="statistic").set_value("IQM").run()
+    check(drawn)
 
 
 def test_the_doctor_shows_what_it_found_with_its_sql(
