@@ -59,6 +59,8 @@ class ColumnMap:
     single: dict[str, str] = field(default_factory=dict)
     """The other roles that have a column."""
     guessed: list[str] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
+    """Roles that somebody named."""
 
     def one(self, role: str) -> str | None:
         return self.single.get(role)
@@ -72,7 +74,7 @@ def column_map(
     Raises `ImportRefused` for a role or column that does not exist.
     """
     found = ColumnMap()
-    asked: set[str] = set()
+    asked = found.given
     for text in given:
         role, equals, value = text.partition("=")
         kind, slash, key = role.partition("/")

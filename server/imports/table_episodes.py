@@ -40,8 +40,6 @@ class TableEpisodes:
         self.layout = Layout()
         self._env = options.env
         self._leaves: dict[str, Columns] = {}
-        if columns.guessed:
-            self.layout.warnings.append("columns by their names: " + " ".join(columns.guessed))
         for role in ("observation", "action"):
             if not columns.arrays[role]:
                 raise missing(role, table.columns)
@@ -60,7 +58,10 @@ class TableEpisodes:
             self._ends, self._names = self._split()
         self._starts = np.concatenate([[0], self._ends[:-1] + 1])
         self._steps = int(self._ends[-1]) + 1
-        self._flags = {role: self._flag(role) for role in (*ENDS, "success")}
+        self._flags = {role: self._flag(role) for role in ENDS}
+        self._flags["success"] = self._success()
+        if columns.guessed:
+            self.layout.warnings.insert(0, "columns by their names: " + " ".join(columns.guessed))
         self._check_flags()
         self._rewards = np.zeros(self._steps) if reward is None else self._steps_of(reward)
         if reward is None:
@@ -195,6 +196,20 @@ class TableEpisodes:
     def _flag(self, role: str) -> NDArray[np.bool_] | None:
         name = self.columns.one(role)
         return None if name is None else _as_flags(name, self._steps_of(name))
+
+    def _success(self) -> NDArray[np.bool_] | None:
+        """No more than a label: a column that nobody named and that cannot be read is left out."""
+        try:
+            return self._flag("success")
+        except ImportRefused as error:
+            if "success" in self.columns.given:
+                raise
+            name = self.columns.single.pop("success")
+            guess = f"success={name}"
+            self.columns.guessed[:] = [one for one in self.columns.guessed if one != guess]
+            got = f" ({error.got})" if error.got else ""
+            self.layout.warnings.append(f"not used as success: {error.detail}{got}")
+            return None
 
     def _check_flags(self) -> None:
         """Flags are at the ends of episodes, or the file contradicts itself."""

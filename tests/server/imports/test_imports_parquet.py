@@ -303,6 +303,27 @@ def test_a_refusal_names_what_is_there(tmp_path: Path) -> None:
     assert error.value.got == "x, u"
 
 
+@pytest.mark.parametrize(
+    "success",
+    [
+        pa.nulls(ROWS),
+        pa.nulls(ROWS, pa.bool_()),
+        pa.array([None, *[True] * 7]),
+        pa.array([0.5] * ROWS),
+        pa.array(["yes"] * ROWS),
+    ],
+)
+def test_a_guessed_success_that_cannot_be_read_is_left_out(tmp_path: Path, success: Any) -> None:
+    """It is a label; named by somebody, it is refused as anything else is."""
+    path = write(tmp_path / "a.parquet", columns(success=success))
+    found, got = read(path)
+    assert [t.metadata.success for t in got] == [None] * 3
+    (note,) = [line for line in found.warnings if "success" in line]
+    assert note.startswith("not used as success: column success")
+    with pytest.raises(ImportRefused, match="column success"):
+        read(path, "success=success")
+
+
 def test_a_role_that_is_given_empty_has_no_column(tmp_path: Path) -> None:
     found, got = read(write(tmp_path / "a.parquet", columns()), "reward=", "terminated=")
     assert not any(t.rewards.any() or t.terminated for t in got)
