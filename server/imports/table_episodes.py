@@ -163,6 +163,8 @@ class TableEpisodes:
                 table.sort(order)
                 codes = codes[order]
             ends = np.flatnonzero(np.append(np.diff(codes) != 0, True))
+            if step is not None:
+                self._warn_of_gaps(step, steps[order], codes, names)
             return ends, [names[code] for code in codes[ends]]
         marks = np.zeros(rows, np.bool_)
         for role in ENDS:
@@ -178,6 +180,23 @@ class TableEpisodes:
             marks[-1] = True
         ends = np.flatnonzero(marks)
         return ends, [str(number) for number in range(len(ends))]
+
+    def _warn_of_gaps(
+        self, column: str, steps: Array, codes: NDArray[np.int64], names: list[str]
+    ) -> None:
+        """Whole numbers count the steps of an episode, so one that is left out was a step."""
+        if steps.dtype.kind == "f" and not bool((steps == np.rint(steps)).all()):
+            return  # a time
+        apart = np.diff(steps.astype(np.float64))
+        gaps = np.flatnonzero((np.diff(codes) == 0) & (apart != 1))
+        if not len(gaps):
+            return
+        episodes, first = np.unique(codes[gaps]), int(gaps[0])
+        more = f" and {pluralize(len(episodes) - 1, 'other')}" if len(episodes) > 1 else ""
+        self.layout.warnings.append(
+            f"steps are missing in episode {names[codes[first]]}{more}: {column[:100]} goes from "
+            f"{int(steps[first])} to {int(steps[first + 1])}; the rows are stored one after another"
+        )
 
     def _steps_of(self, column: str) -> Array:
         """[all steps] of a column, in the order of the episodes."""

@@ -127,6 +127,25 @@ def test_rows_in_any_order_are_put_in_order(tmp_path: Path) -> None:
         assert one.rewards.tobytes() == other.rewards.tobytes()
 
 
+def test_steps_that_are_missing_are_said(tmp_path: Path) -> None:
+    """Every second row, as of a table that was thinned, looks whole once it is stored."""
+
+    def said(steps: Any) -> list[str]:
+        found, got = read(write(tmp_path / "a.parquet", columns(step=steps, terminated=None)))
+        assert [len(t) for t in got] == [3, 1, 4]
+        return [line for line in found.warnings if "steps are missing" in line]
+
+    assert said([0, 1, 2, 0, 0, 1, 2, 3]) == said([7.0, 8.0, 9.0, 4.0, 1.0, 2.0, 3.0, 4.0]) == []
+    assert said([0.02, 0.04, 0.06, 0.02, 0.02, 0.04, 0.06, 0.08]) == [], "times"
+    (one,) = said([0, 1, 2, 0, 0, 1, 3, 4])
+    assert one == (
+        "steps are missing in episode 6: step goes from 1 to 3; the rows are stored one after "
+        "another"
+    )
+    (two,) = said([0, 4, 2, 0, 0, 2, 4, 6])  # in order: 0, 2, 4
+    assert two.startswith("steps are missing in episode 5 and 1 other: step goes from 0 to 2;")
+
+
 def test_many_row_groups_and_files_are_one_table(tmp_path: Path) -> None:
     made = columns()
     _, straight = read(write(tmp_path / "a.parquet", made))
