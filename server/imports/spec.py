@@ -5,9 +5,10 @@ Observations   floats: a Box without bounds, float64 converted to float32 (agent
                as `?observation=discrete:M` or `metadata/discrete_observations = M` says; other
                uint8: a Box 0 … 255; other integers: an unbounded Box of their type;
                `?observation=box` is always a Box
-Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete; whole
-               numbers stored as floats: only with `?action=discrete:N`, since a robot may move
-               by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
+Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete;
+               booleans: Discrete(2), and MultiBinary [N, A], since a policy's 0.3 would be
+               neither; whole numbers stored as floats: only with `?action=discrete:N`, since a
+               robot may move by 1.0; other floats: a Box with guessed bounds: ±1 where all within
                (as in D4RL), else per dimension the largest magnitude rounded up to 1, 2, 3 or
                5 × 10^k; where at least 1,000 rows fill less than 3% of that, their own range (a
                warning says so); `?action_low=&action_high=` set them
@@ -33,6 +34,7 @@ from stepwell.spaces import (
     Box,
     Discrete,
     EnvSpec,
+    MultiBinary,
     MultiDiscrete,
     Space,
     space_to_json,
@@ -228,6 +230,9 @@ def action_space(actions: Array, options: ImportOptions, warnings: list[str]) ->
         raise ImportRefused("?action=", expected="box or discrete:N", got=options.action[:50])
     if actions.dtype.kind in "iu" and kind == "":
         return _whole(actions)
+    if actions.dtype.kind == "b" and kind == "" and actions.ndim <= 2:
+        size = actions[0].size
+        return Discrete(2) if size == 1 else MultiBinary(size)
     shape, flat = actions.shape[1:] or (1,), actions.reshape(len(actions), -1)
     return Box(shape, "float32", *_bounds(flat, options, warnings))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.imports.raw_file import ImportRefused
-from stepwell.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
 
 from .conftest import flags, table, walk
 
@@ -221,6 +221,23 @@ def test_integer_actions_are_choices(read: Read) -> None:
     assert read(arrays)[0].spec.actions["action"] == Discrete(4)
     arrays["actions"] = np.stack([arrays["actions"][:, 0], 1 - arrays["actions"][:, 0] % 2], axis=1)
     assert read(arrays)[0].spec.actions["action"] == MultiDiscrete((4, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "space"),
+    [((), Discrete(2)), ((1,), Discrete(2)), ((3,), MultiBinary(3))],
+)
+def test_boolean_actions_are_choices(read: Read, shape: tuple[int, ...], space: Space) -> None:
+    arrays = table(10, timeouts=[9])
+    arrays["actions"] = np.random.default_rng(0).random((10, *shape)) < 0.5
+    found, (made,) = read(arrays)
+    assert found.spec.actions["action"] == space
+    flat = made.actions["action"].reshape(arrays["actions"].shape)
+    assert np.array_equal(flat, arrays["actions"])
+    found, _ = read(arrays, action="box")
+    assert found.spec.actions["action"] == Box(shape or (1,), low=-1, high=1)
+    arrays["actions"] = np.zeros((10, 2, 2), np.bool_)
+    assert read(arrays)[0].spec.actions["action"] == Box((2, 2), low=-1, high=1)
 
 
 def test_choices_stored_as_floats_need_the_hint(read: Read) -> None:

@@ -18,6 +18,7 @@ from server.imports import parquet
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
 from stepwell import Discrete
 from stepwell._folders import files_of, zipped
+from stepwell.spaces import MultiBinary
 from stepwell.trajectory import Trajectory
 
 LENGTHS = (3, 1, 4)
@@ -341,6 +342,17 @@ def test_a_guessed_success_that_cannot_be_read_is_left_out(tmp_path: Path, succe
     assert note.startswith("not used as success: column success")
     with pytest.raises(ImportRefused, match="column success"):
         read(path, "success=success")
+
+
+def test_boolean_actions_are_choices(tmp_path: Path) -> None:
+    push = [True, False] * (ROWS // 2)
+    found, got = read(write(tmp_path / "a.parquet", columns(action=push)))
+    assert found.spec.actions["action"] == Discrete(2)
+    assert got[0].actions["action"].tolist() == [1, 0, 1]
+    pairs = [[one, True] for one in push]
+    found, got = read(write(tmp_path / "a.parquet", columns(action=pairs)))
+    assert found.spec.actions["action"] == MultiBinary(2)
+    assert got[0].actions["action"].tolist() == [[1, 1], [0, 1], [1, 1]]
 
 
 def test_a_role_that_is_given_empty_has_no_column(tmp_path: Path) -> None:
