@@ -36,11 +36,13 @@ from numpy.typing import NDArray
 from server.imports.raw_file import (
     ENDS,
     REQUIRED,
+    ROUNDED,
     Array,
     ImportOptions,
     ImportRefused,
     RawFile,
     check_dtype,
+    rounds,
 )
 from server.imports.spec import choose_spec, fit
 from stepwell._plural import pluralize
@@ -110,6 +112,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         warnings.append("next_observations are the shifted rows: final observations are unknown")
         next_obs = None
     infos = _infos(source, rows)
+    rounded = ROUNDED.format(rewards.dtype) if rounds(rewards) else ""
     with np.errstate(over="ignore"):
         rewards = rewards.astype(np.float32)
     _finite("rewards", rewards)
@@ -123,6 +126,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     obs, actions, next_obs, infos = fit(
         spec, obs, actions, next_obs, infos, source.dropped, warnings
     )
+    warnings += [rounded] if rounded else []
     warnings += _left_out(source, options)
     for name, array in (("observations", obs), ("actions", actions)):
         _finite(name, array)

@@ -17,7 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from server.imports.episodes import trajectory_id
-from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import (
+    ROUNDED,
+    Array,
+    ImportOptions,
+    ImportRefused,
+    Reading,
+    rounds,
+)
 from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
@@ -134,6 +141,7 @@ def reading(
     if steps > max_rows:
         raise ImportRefused("too many steps", expected=f"≤ {max_rows}", got=steps)
     spec = _choose(source, options, memory)
+    _warn_of_rounding(source)
     for key, why in sorted(layout.dropped.items())[:40]:
         layout.warnings.append(f"info {key[:80]!r} left out: {why}")
     return Reading(
@@ -146,6 +154,20 @@ def reading(
         metadata=metadata or {},
         trajectories=_trajectories(source, spec, options),
     )
+
+
+def _warn_of_rounding(source: Episodes) -> None:
+    """Note rewards that float32 does not have; read up to the first of them."""
+    for number, _ in source.layout.episodes:
+        try:
+            rewards = np.asarray(source.about(number).rewards)
+        except InvalidTrajectory:
+            return  # said when the episode is stored
+        if rewards.dtype == np.float32 or rewards.dtype.itemsize <= 2:
+            return  # none is rounded, and the other episodes have the same type
+        if rounds(rewards):
+            source.layout.warnings.append(ROUNDED.format(rewards.dtype))
+            return
 
 
 def join(key: str, part: str) -> str:

@@ -16,6 +16,7 @@ from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 Array = NDArray[Any]
+ROUNDED = "rewards: {} stored as float32, which rounds them"
 M = TypeVar("M")
 """An array of a file, not yet read."""
 
@@ -130,6 +131,15 @@ def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
 def plain(dtype: np.dtype[Any]) -> bool:
     """Whether the type is one that `check_dtype` accepts."""
     return dtype.kind in "biuf" and dtype.itemsize <= 8 and not dtype.hasobject
+
+
+def rounds(rewards: Array) -> bool:
+    """Whether a value changes when it is stored as float32."""
+    if rewards.dtype == np.float32 or rewards.dtype.itemsize <= 2:
+        return False
+    with np.errstate(over="ignore"):
+        stored = rewards.astype(np.float32)
+    return not np.array_equal(stored, rewards, equal_nan=True)
 
 
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:

@@ -172,6 +172,21 @@ def test_columns_of_shape_n_1_and_float64(read: Read) -> None:
     ]
 
 
+def test_rewards_that_float32_does_not_have_are_said(read: Read) -> None:
+    arrays = table(10, timeouts=[9])
+    for rewards, rounded in (
+        (np.full(10, 0.5), False),
+        (np.arange(10), False),
+        (np.full(10, 0.1, np.float32), False),
+        (np.append(np.zeros(9), 0.1), True),
+        (np.full(10, 2**24 + 1), True),
+    ):
+        found, (made,) = read(arrays | {"rewards": rewards})
+        note = f"rewards: {rewards.dtype} stored as float32, which rounds them"
+        assert (note in found.warnings) == rounded
+        assert made.rewards.tolist() == rewards.astype(np.float32).tolist()
+
+
 def test_an_unfinished_tail_is_kept(read: Read) -> None:
     """(g) d4rl.sequence_dataset drops it silently; here no step is lost."""
     found, made = read(table(25, terminals=[9], timeouts=[19]))

@@ -105,7 +105,10 @@ def test_observations_have_their_last_row_and_the_declared_spaces(read: Any) -> 
     assert found.spec == EnvSpec.of(
         Box((2,), "float32", -1, (1, np.inf)), Box((1,), low=-3, high=3), env="Maze-v3"
     )
-    assert found.warnings == ["observations: float64 stored as float32"]
+    assert found.warnings == [
+        "observations: float64 stored as float32",
+        "rewards: float64 stored as float32, which rounds them",
+    ]
     for number, (arrays, trajectory) in enumerate(zip(episodes, made, strict=True)):
         wanted = arrays["observations"].astype(np.float32)
         assert trajectory.obs["observation"].tobytes() == wanted.tobytes()

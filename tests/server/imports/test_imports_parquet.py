@@ -344,6 +344,17 @@ def test_a_guessed_success_that_cannot_be_read_is_left_out(tmp_path: Path, succe
         read(path, "success=success")
 
 
+def test_rewards_that_float32_does_not_have_are_said(tmp_path: Path) -> None:
+    for rewards, rounded in (
+        (np.full(ROWS, 0.5), False),
+        (np.full(ROWS, 0.1, np.float32), False),
+        (np.append(np.zeros(ROWS - 1), 0.1), True),  # in the last episode
+    ):
+        found, _ = read(write(tmp_path / "a.parquet", columns(reward=rewards)))
+        said = "rewards: float64 stored as float32, which rounds them" in found.warnings
+        assert said == rounded
+
+
 def test_boolean_actions_are_choices(tmp_path: Path) -> None:
     push = [True, False] * (ROWS // 2)
     found, got = read(write(tmp_path / "a.parquet", columns(action=push)))
