@@ -20,11 +20,21 @@ FILES = {
 MOST_COLOURS = 20
 MOST_TEXT = 4096
 """Of the description of a version."""
+ROWS, SECONDS = 1000, 5.0
+"""What `Client.sql` and `stepwell sql` ask for unless they are told otherwise."""
 KINDS = ("line", "bars", "dots", "histogram")
 
 
-def draw(query: str, params: dict[str, Any], dataset: str | None, answer: api.Answer) -> None:
-    """`answer`: its first rows, as far as they were asked for."""
+def draw(
+    query: str,
+    params: dict[str, Any],
+    dataset: str | None,
+    answer: api.Answer,
+    *,
+    limit: int,
+    seconds: float,
+) -> None:
+    """`answer`: its first rows, as far as they were asked for by `limit`, within `seconds`."""
     more = " · more rows exist than were asked for" if answer.truncated else ""
     st.caption(
         f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
@@ -37,7 +47,7 @@ def draw(query: str, params: dict[str, Any], dataset: str | None, answer: api.An
         chosen = formatting.with_values(query, params)
         _train(chosen, answer.frame)
         _version(chosen, answer.frame, dataset)
-    _as_python(query, params, dataset)
+    _as_python(query, params, dataset, limit, seconds)
 
 
 def _download(query: str, params: dict[str, Any], dataset: str | None) -> None:
@@ -193,12 +203,20 @@ def _query(text: str) -> str:
 
 
 @st.fragment
-def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:
+def _as_python(
+    query: str, params: dict[str, Any], dataset: str | None, limit: int, seconds: float
+) -> None:
     with components.folder("Python and command line", "python", ":material/code:") as folder:
         if not folder.open:
             return
+        # As far as they differ from what the client and the command take by themselves.
+        options: dict[str, Any] = {"dataset": dataset} if dataset else {}
+        if limit != ROWS:
+            options["limit"] = limit
+        if seconds != SECONDS:
+            options["timeout"] = seconds
         more = f", {params!r}" if params else ""
-        more += f", dataset={dataset!r}" if dataset else ""
+        more += "".join(f", {name}={value!r}" for name, value in options.items())
         st.code(
             "import stepwell\n"
             f"with stepwell.Client({api.address()!r}) as client:\n"
@@ -206,5 +224,6 @@ def _as_python(query: str, params: dict[str, Any], dataset: str | None) -> None:
             language=None, wrap_lines=True,
         )  # fmt: skip
         words = f"stepwell sql {shlex.quote(query)}"
+        words += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options.items())
         words += "".join(f" --param {shlex.quote(f'{k}={v}')}" for k, v in params.items())
         st.code(words, language=None, wrap_lines=True)

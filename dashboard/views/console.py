@@ -111,7 +111,7 @@ def _answer(
 ) -> None:
     found = api.sql(query, params or None, dataset=dataset, limit=limit, timeout=seconds)
     _remember(query, found)
-    answer.draw(query, params, dataset, found)
+    answer.draw(query, params, dataset, found, limit=limit, seconds=seconds)
 
 
 def _remember(query: str, found: api.Answer) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components, curve_cache
-from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell import Box, Client, Discrete, EnvSpec, cli
 from stepwell.confidence_intervals import iqm
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
@@ -714,6 +714,36 @@ def test_a_query_has_parameters_whose_values_are_in_the_url(
     assert drawn.dataframe[0].value["seq"].tolist() == [5, 6]
     open_folders(drawn)
     assert "--param name=" in drawn.code[-1].value and "--param low=4" in drawn.code[-1].value
+
+
+def test_python_and_command_line_ask_for_the_same_rows(
+    filled: str,
+    service,
+    page: Page,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query = "SELECT trajectory_id, t FROM steps WHERE t >= $first ORDER BY ALL"
+    asked = {"q": query, "dataset": filled, "param_first": "1"}
+    drawn = page("console", service.url, **asked, limit="3", timeout="60")
+    check(open_folders(drawn))
+    shown = drawn.dataframe[0].value
+    assert len(shown) == 3
+    program, command = (c.value for c in drawn.code[-2:])
+    made: dict[str, Any] = {}
+    exec(program, made)
+    pd.testing.assert_frame_equal(made["frame"].reset_index(drop=True), shown, check_dtype=False)
+    words = shlex.split(command)
+    assert words[words.index("--timeout") + 1] == "60.0"
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    capsys.readouterr()
+    assert cli.main([*words[1:], "--csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 3
+    drawn = page("console", service.url, **asked, limit="1000", timeout="5")
+    check(open_folders(drawn))
+    for line in drawn.code[-2:]:
+        assert filled in line.value
+        assert "timeout" not in line.value and "limit" not in line.value
 
 
 def test_a_link_opens_a_chart_whose_settings_are_all_defaults(
