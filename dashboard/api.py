@@ -197,10 +197,9 @@ def prefetch(*reads: Callable[[], object]) -> None:
             return
         try:
             read_one()
-        except (ServiceUnreachable, Unauthorized):
-            failed.set()
-        except StepwellError:
-            pass
+        except StepwellError as error:
+            if isinstance(error, ServiceUnreachable) or getattr(error, "status", 0) == 401:
+                failed.set()
 
     def join_session() -> None:
         add_script_run_ctx(threading.current_thread(), context)

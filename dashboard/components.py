@@ -79,13 +79,28 @@ def guarded(function: Callable[[], None]) -> None:
         away(error)
     except api.Unauthorized as error:
         if error.status != 401:
-            problem(error)
+            forbidden(error)
             return
         # No token, or one that is no longer valid: the whole page is the form of a login.
         st.session_state[_REFUSED] = str(error)
         st.rerun()
     except api.StepwellError as error:
         problem(error)
+
+
+def forbidden(error: api.Unauthorized) -> None:
+    """One sentence in place of a part that the token may not read: that is no error."""
+    needed = str(error.expected or "").removeprefix("one of ").split(", ")
+    if error.code != "forbidden" or not error.got:
+        problem(error)
+        return
+    # Not admin where less is enough.
+    names = [code(name) for name in needed if name != "admin"] or [code("admin")]
+    has = ", ".join(code(name) for name in str(error.got).split(", "))
+    st.caption(
+        f":material/lock: Not shown: this needs a token with the scope {' or '.join(names)}; "
+        f"yours has {has}."
+    )
 
 
 def login() -> None:

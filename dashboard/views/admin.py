@@ -40,6 +40,7 @@ def _service() -> None:
 
 
 def _tokens() -> None:
+    api.tokens()  # who may not see tokens may not create one
     left, right = st.columns([3, 2], gap="large")
     with left:
         components.guarded(_given)

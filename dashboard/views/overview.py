@@ -128,6 +128,8 @@ def _alerts() -> None:
     with st.container():
         trouble = silent.total or failed.total or broken or lost or jobs
         if health.status == "ok" and not trouble:
+            if not _complete():
+                return
             st.success("Nothing needs attention.", icon=":material/check_circle:")
             return
         st.markdown("**Needs attention**")
@@ -155,6 +157,19 @@ def _alerts() -> None:
             len(jobs), "job", "jobs", "failed within a day", "datasets",
             [f"{j.kind}: {j.error.detail if j.error else j.message}" for j in jobs],
         )  # fmt: skip
+
+
+def _complete() -> bool:
+    """Whether the rest of the page can be read: an all-clear beside what cannot is none."""
+    try:
+        api.sql(TOTALS)
+        api.sql(_inflow_sql())
+        _recent()
+    except api.ServiceUnreachable:
+        raise
+    except api.StepwellError:
+        return False
+    return True
 
 
 def _trouble(

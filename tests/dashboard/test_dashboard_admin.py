@@ -77,8 +77,34 @@ def test_who_may_not_administrate_is_told_so(fresh_service, page: Page) -> None:
     drawn.text_input(key="login_token").set_value(reader.token)
     drawn.button(key="login_go").click().run()
     fine(drawn)
-    assert any("admin" in e.value for e in drawn.error)
-    assert drawn.metric
+    lacks = "Not shown: this needs a token with the scope `admin`; yours has `read`, `sql`."
+    assert [c.value for c in drawn.caption if "Not shown" in c.value] == [
+        f":material/lock: {lacks}"
+    ]
+    assert drawn.metric and not drawn.error
+    assert "token_name" not in drawn.session_state, "no form that would be refused"
+
+
+def test_without_the_scope_sql_a_page_says_so_in_a_sentence(fresh_service, page: Page) -> None:
+    with Client(fresh_service.url, fresh_service.token) as client:
+        admin = client.create_token("me", ["admin"]).token
+    with Client(fresh_service.url, admin) as client:
+        reader = client.create_token("reader", ["read"])
+        client.create_dataset("d", make_spec())
+    drawn = page("overview", fresh_service.url)
+    drawn.text_input(key="login_token").set_value(reader.token)
+    drawn.button(key="login_go").click().run()
+    fine(drawn)
+    lacks = ":material/lock: Not shown: this needs a token with the scope `sql`; yours has `read`."
+    assert not drawn.error and lacks in [c.value for c in drawn.caption]
+    assert not drawn.success, "no all-clear beside what cannot be read"
+    assert "Runs" in [title.value for title in drawn.subheader]
+    for name in ("trajectories", "datasets", "console", "evaluation"):
+        drawn = page(name, fresh_service.url)
+        drawn.text_input(key="login_token").set_value(reader.token)
+        drawn.button(key="login_go").click().run()
+        fine(drawn)
+        assert not drawn.error, name
 
 
 def test_limits_are_changed_and_what_evicts_is_asked(fresh_service, page: Page) -> None:
