@@ -21,6 +21,7 @@ from stepwell.messages import Program
 Args = dict[str, str | int | float | bool]
 Kind = Literal["switch", "choice", "integer", "number", "text", "list"]
 NONE = "none"
+EMPTY = (None, "")
 UNSAFE_INTEGER = 2**53
 """Beyond it, a browser rounds."""
 
@@ -89,22 +90,30 @@ def as_arg(value: Any) -> str | int | float | bool:
 
 
 def changed(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> Args:
-    """The values that differ from the defaults."""
+    """The values that differ from the defaults; what was left empty does not."""
     return {
         name: as_arg(value)
         for name, value in given.items()
-        if name not in settings or value != settings[name].default
+        if name not in settings
+        or value != settings[name].default
+        and not (value in EMPTY and settings[name].default in EMPTY)
     }
 
 
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def problems(
-    role: str, program: Program, settings: Mapping[str, Setting], args: Mapping[str, Any]
-) -> list[str]:
-    """What the program would refuse, as far as its schema says so."""
-    found = [f"{name}: required" for name in program.required if args.get(name) in (None, "")]
+def missing(role: str, program: Program, args: Mapping[str, Any]) -> list[str]:
+    """What has to be chosen before the program can start, as words."""
+    found = [name for name in program.required if args.get(name) in EMPTY]
+    if role == "train":
+        return found + ["dataset"] * (not (args.get("dataset") or args.get("snapshot")))
+    return found + ["policy or random"] * (not (args.get("policy") or args.get("random")))
+
+
+def problems(role: str, settings: Mapping[str, Setting], args: Mapping[str, Any]) -> list[str]:
+    """What the program would refuse of what was chosen, as far as its schema says so."""
+    found = []
     for name, value in args.items():
         if name == "plugin":
             continue  # compared with the list of the launcher's operator
@@ -173,11 +182,8 @@ def _value(name: str, settings: Mapping[str, Setting], args: Mapping[str, Any]) 
 
 def _contradictions(role: str, args: Mapping[str, Any]) -> list[str]:
     """Rules between settings, which no schema of one setting says."""
-    if role == "train":
-        if not (args.get("dataset") or args.get("snapshot")):
-            return ["dataset: choose what to train on"]
-    elif bool(args.get("policy")) == bool(args.get("random")):
-        return ["policy: choose a policy, or random actions"]
+    if role != "train" and args.get("policy") and args.get("random"):
+        return ["policy: a policy, or random actions, not both"]
     return []
 
 

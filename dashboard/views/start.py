@@ -84,8 +84,8 @@ def _form(role: str, clone: launching.Clone | None) -> None:
         st.session_state[CLONED] = st.query_params["clone"]
         _prefill(role, recipe, clone.args(settings), settings, program.common)
     args, wrong = _args(role, recipe, settings, program.common)
-    wrong += programs.problems(role, program, settings, args)
-    _go(role, recipe, args, settings, wrong, found)
+    wrong += programs.problems(role, settings, args)
+    _go(role, recipe, args, settings, wrong, programs.missing(role, program, args), found)
 
 
 def _args(
@@ -270,6 +270,7 @@ def _go(
     args: Args,
     settings: dict[str, Setting],
     wrong: list[str],
+    missing: list[str],
     found: launching.FoundProgram,
 ) -> None:
     lists = [name for name, setting in settings.items() if setting.kind == "list"]
@@ -280,8 +281,10 @@ def _go(
         )  # fmt: skip
         sent = st.button(
             "Launch", type="primary", key="launch_go", icon=":material/rocket_launch:",
-            disabled=bool(wrong),
+            disabled=bool(wrong or missing),
         )  # fmt: skip
+    if missing:  # no warning: nothing has been done wrongly
+        st.caption(f"Still to choose: {', '.join(f'**{name}**' for name in missing)}.")
     for line in wrong:
         st.warning(line, icon=":material/error:")
     st.caption(launching.estimate(role, recipe, args, found))

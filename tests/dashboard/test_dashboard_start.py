@@ -46,18 +46,22 @@ def line(page: AppTest) -> str:
     return next(c.value for c in page.code if c.value.startswith("stepwell "))
 
 
+def needed(page: AppTest) -> list[str]:
+    return [c.value for c in page.caption if "Still to choose" in c.value]
+
+
 def test_only_what_was_changed_is_launched(box: Any, page: Page) -> None:
     drawn = page("start", box.url)
     fine(drawn)
     assert drawn.button(key="launch_go").disabled
-    assert "choose what to train on" in drawn.warning[0].value
+    assert needed(drawn) == ["Still to choose: **dataset**."] and not drawn.warning
     assert drawn.number_input(key=key("updates")).value == 1500, "the recipe's, not the default"
     drawn.selectbox(key=key("dataset", "")).select("hops")
     drawn.number_input(key=key("agent.losses.gamma")).set_value(0.9)
     drawn.selectbox(key=key("optimizer.decay")).select("none")
     drawn.text_area(key=key("more")).set_value("agent.losses.td-lambda = 0.5").run()
     fine(drawn)
-    assert not drawn.warning
+    assert not drawn.warning and not needed(drawn)
     assert line(drawn) == (
         "stepwell train offline --dataset=hops --optimizer.decay=none --agent.losses.gamma=0.9"
         " --agent.losses.td-lambda=0.5"
@@ -87,12 +91,11 @@ def test_defaults_are_those_of_the_chosen_recipe(box: Any, page: Page) -> None:
 
 
 def test_what_the_program_would_refuse_is_said_before(published: dict[str, Program]) -> None:
-    program = published["train"]
-    settings = programs.settings_of(program, "bc")
+    settings = programs.settings_of(published["train"], "bc")
 
     def said(**args: Any) -> str:
         given = {"dataset": "d", **{k.replace("__", "."): v for k, v in args.items()}}
-        return "; ".join(programs.problems("train", program, settings, given))
+        return "; ".join(programs.problems("train", settings, given))
 
     assert said() == ""
     assert "did you mean agent.losses.gamma" in said(agent__losses__gama=0.9)
@@ -110,8 +113,7 @@ def test_what_the_program_would_refuse_is_said_before(published: dict[str, Progr
 
 def test_no_schema_is_fetched_from_elsewhere() -> None:
     setting = programs.Setting("x", {"$ref": "http://127.0.0.1:9/x.json"}, None)
-    program = Program(version="1", settings={"x": {}})
-    found = programs.problems("train", program, {"x": setting}, {"dataset": "d", "x": 1})
+    found = programs.problems("train", {"x": setting}, {"dataset": "d", "x": 1})
     assert "x: its schema cannot be read" in found[-1]
 
 
@@ -163,19 +165,27 @@ def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
         client.set_alias("first", "best", 3)
     drawn = page("start", box.url, role="evaluate")
     fine(drawn)
+    assert line(drawn) == "stepwell evaluate", "nothing that is empty"
+    assert needed(drawn) == ["Still to choose: **env**, **policy or random**."]
+    assert not drawn.warning and drawn.button(key="launch_go").disabled
     drawn.selectbox(key=key("policy", "", "evaluate")).select("first").run()
     drawn.selectbox(key=key("policy", "", "evaluate") + "/").select("best")
     drawn.selectbox(key=key("env", "", "evaluate")).select("Hopper-v5").run()
     fine(drawn)
     assert line(drawn) == "stepwell evaluate --policy=first/best --env=Hopper-v5"
     drawn = page("start", box.url, role="collect")
-    assert any("choose a policy, or random" in w.value for w in drawn.warning)
+    assert line(drawn) == "stepwell collect"
+    assert needed(drawn) == ["Still to choose: **env**, **dataset**, **policy or random**."]
+    assert not drawn.warning
     drawn.selectbox(key=key("env", "", "collect")).select("Hopper-v5")
     drawn.selectbox(key=key("dataset", "", "collect")).select("hops")
     drawn.checkbox(key=key("random", "", "collect")).check().run()
     fine(drawn)
     assert line(drawn) == "stepwell collect --env=Hopper-v5 --dataset=hops --random=true"
-    assert not drawn.button(key="launch_go").disabled
+    assert not drawn.button(key="launch_go").disabled and not needed(drawn)
+    drawn.selectbox(key=key("policy", "", "collect")).select("first").run()
+    assert any("not both" in w.value for w in drawn.warning)
+    assert drawn.button(key="launch_go").disabled
     drawn = page("start", box.url, role="run")
     assert line(drawn).startswith("stepwell run Hopper-v5 --recipe online")
 
