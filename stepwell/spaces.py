@@ -35,6 +35,9 @@ DTYPES = (
 MAX_ELEMENTS = 1 << 24
 MAX_KEYS = 1024
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
+_KEY_RULE = (
+    "a letter or _ first, then letters, digits and _; / between at most 5 parts, each of at most 64"
+)
 
 Array = NDArray[Any]
 
@@ -317,9 +320,7 @@ class EnvSpec:
                 raise InvalidSpace(f"{what} are empty", expected="at least one named space")
             for key in spaces:
                 if not isinstance(key, str) or not _KEY.fullmatch(key):
-                    raise InvalidSpace(
-                        f"bad name in {what}", expected="letters, digits, _ and /", got=repr(key)
-                    )
+                    raise InvalidSpace(f"bad name in {what}", expected=_KEY_RULE, got=repr(key))
         for key, role in self.roles.items():
             if key not in self.observations:
                 raise InvalidSpace("a role for an unknown observation", got=repr(key))

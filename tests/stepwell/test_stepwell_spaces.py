@@ -64,6 +64,10 @@ def test_a_space_survives_json_text(space):
         (lambda: EnvSpec.of({"a b": Box((1,))}, Box((1,))), "bad name"),
         (lambda: EnvSpec.of({"../x": Box((1,))}, Box((1,))), "bad name"),
         (lambda: EnvSpec.of({3: Box((1,))}, Box((1,))), "bad name"),
+        (
+            lambda: EnvSpec.of({"0": Box((1,))}, Box((1,))),
+            "bad name in observations; expected a letter or _ first, .* got '0'",
+        ),
         (lambda: EnvSpec.of({f"k{i}": Box((1,)) for i in range(1025)}, Box((1,))), "too many"),
         (lambda: EnvSpec.of(Box((1,)), Box((1,)), roles={"x": "mask"}), "unknown observation"),
         (lambda: EnvSpec.of(Box((1,)), Box((1,)), roles={"observation": "y"}), "unknown role"),
