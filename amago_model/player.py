@@ -55,12 +55,12 @@ class Player:
         self._action = torch.zeros((1, *self._shape), dtype=dtype, device=self._device)
         self._time = 0
 
-    def act(self, obs: Any, reward: float = 0.0) -> NDArray[Any] | np.int64:
+    def act(self, obs: Any, reward: float = 0.0) -> NDArray[Any] | np.int64 | np.float32:
         """The next action, in the environment's units.
 
         Args:
-            obs: an array, or a dict of arrays as the environment returns it; keys of nested dicts
-                are joined by "/".
+            obs: an array, or a dict or tuple of arrays as the environment returns it; keys of
+                nested ones are joined by "/". Texts are not encoded: docs/collecting.md#texts.
             reward: of the last step; 0 at the first one. Needed by policies with memory.
 
         Raises:
@@ -84,7 +84,9 @@ class Player:
             action = np.clip(action, self._low, self._high).astype(np.float32)
             # The policy is shown the action that is executed.
             self._action = torch.from_numpy(action[None]).to(self._device)
-        return np.int64(action) if not action.shape else action
+        if action.shape:
+            return action
+        return np.int64(action) if self._low is None else np.float32(action)
 
     def export(self) -> bytes:
         """The policy as a torch.export program (export.py), which acts without this package."""
@@ -92,7 +94,12 @@ class Player:
 
     def _arrays(self, obs: Any) -> dict[str, Any]:
         """The inputs of the policy by key."""
-        given = dict(_flat(obs)) if isinstance(obs, Mapping) else {DEFAULT_KEY: obs}
+        if isinstance(obs, Mapping):
+            given = dict(_flat(obs, ""))
+        elif DEFAULT_KEY in self._keys:  # a tuple, too, may be one array
+            given = {DEFAULT_KEY: obs}
+        else:
+            given = dict(_flat(obs, DEFAULT_KEY))
         if missing := sorted(set(self._keys) - given.keys()):
             raise BatchError(f"obs: expected the keys {sorted(self._keys)}, {missing} are missing")
         return {key: given[key] for key in self._keys}
@@ -102,14 +109,17 @@ class Player:
         array = np.array(value, dtype=space.dtype)
         if array.shape != space.shape:
             raise BatchError(f"obs[{key!r}]: expected the shape {space.shape}, got {array.shape}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BatchError(f"obs[{key!r}] holds NaN or infinity")
         return torch.from_numpy(array[None]).to(self._device)
 
 
-def _flat(obs: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in obs.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}/")
-        else:
-            found.append((prefix + key, value))
-    return found
+def _flat(obs: Any, name: str) -> list[tuple[str, Any]]:
+    """The arrays of nested dicts and tuples, with names as collectors give them."""
+    if isinstance(obs, Mapping):
+        parts = list(obs.items())
+    elif isinstance(obs, tuple):
+        parts = list(enumerate(obs))
+    else:
+        return [(name, obs)]
+    return [one for key, value in parts for one in _flat(value, f"{name}/{key}".lstrip("/"))]

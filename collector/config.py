@@ -103,7 +103,7 @@ class CollectConfig(EnvironmentConfig):
     """Stop after this many steps; 0: no limit. Unfinished episodes are truncated, tagged and
     kept."""
     sample: bool = True
-    """Sample actions from the policy; --no-sample takes its greedy actions."""
+    """Sample actions from the policy; --greedy (or --no-sample) takes its greedy actions."""
     epsilon: EpsilonConfig = Field(default_factory=NoExplorationConfig)
     """Exploration in addition to sampling from the policy."""
     partition: Literal["fifo", "protected"] = "fifo"
@@ -166,16 +166,21 @@ class EvaluateConfig(EnvironmentConfig):
     the service stores the score as an evaluation. The number of parallel environments changes only
     the time that it takes. --json prints the result as JSON instead of a table.
 
-      stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
+      stepwell evaluate demo
+      stepwell evaluate demo:best --episodes 30 --videos 3
       stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
       stepwell evaluate --policy demo --env Hopper-v5 --episodes 10 --follow
       stepwell evaluate --policy demo --env Hopper-v5 --videos 3
       stepwell evaluate --random --env Pendulum-v1 --no-upload
     """
 
+    env: str = ""
+    """Gymnasium id, e.g. Pendulum-v1; default: that of the newest collector into the run's dataset,
+    with its arguments, or that of the dataset."""
     policy: Reference = ""
     """Policy to evaluate: RUN (its newest policy), RUN/ALIAS, RUN/VERSION, or RUN/all: all versions
-    that have no such score yet; the alias `best` then points to the highest mean."""
+    that have no such score yet; the alias `best` then points to the highest mean. The first word
+    of the command line is the policy, too, and RUN:VERSION is RUN/VERSION."""
     follow: bool = False
     """Evaluate each version of --policy RUN as it is published, until the run ends."""
     every: int = Field(0, ge=0)
@@ -218,13 +223,15 @@ class EvaluateConfig(EnvironmentConfig):
     @property
     def every_version(self) -> bool:
         """Whether to evaluate all versions of a run."""
-        _, _, which = self.policy.partition("/")
+        which = self.policy.partition("/" if "/" in self.policy else ":")[2]
         return which == ALL or (self.follow and bool(self.policy) and not which)
 
     @model_validator(mode="after")
     def _one_player(self) -> Self:
         if sum((bool(self.policy), self.file is not None, self.random)) != 1:
             raise ValueError("policy: give one of --policy RUN[/VERSION], --file, --random")
+        if not self.env and not self.policy:
+            raise ValueError("env: required without --policy, whose data tell it")
         if self.every_version and not self.upload:
             raise ValueError("upload: scores of all versions are kept at the service; leave it on")
         if self.follow and not self.every_version:

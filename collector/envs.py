@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -125,8 +126,16 @@ def open_envs(make_env: Callable[[], Env], n: int) -> Iterator[list[Env]]:
             envs.append(make_env())
         yield envs
     finally:
-        for env in envs:
+        close_all(envs)
+
+
+def close_all(envs: Sequence[Env]) -> None:
+    """Close every environment. What one raises is told: its episodes are over and kept."""
+    for env in envs:
+        try:
             env.close()
+        except Exception as error:  # an environment may raise anything
+            print(f"an environment could not be closed: {describe_error(error)}", file=sys.stderr)
 
 
 def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
@@ -189,8 +198,12 @@ class Interface:
         return found
 
     def encode_reward(self, reward: Any) -> float:
-        """Convert the reward to a float. Raises `BrokenEnv` unless it is a finite float32."""
-        number = float(reward)
+        """Convert the reward, a number or an array of one, to a float. Raises `BrokenEnv` unless it
+        is a finite float32."""
+        try:
+            number = float(np.asarray(reward, np.float64).reshape(()))
+        except (TypeError, ValueError):
+            raise BrokenEnv(f"the reward is {reward!r:.80}; one number is needed") from None
         if not abs(number) <= np.finfo(np.float32).max:
             raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
         return number

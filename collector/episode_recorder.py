@@ -31,7 +31,7 @@ MAX_BYTES = 16 << 20
 LOG_PREFIX = "log/"
 POLICY_LAG = "policy_lag"
 """The metric of an episode with EpisodeSummary.policy_lag."""
-_MAX_METRICS = 256
+_MAX_METRICS = 255  # of 256: one is the policy's lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,23 @@ class EpisodeRecorder:
         self._spec, self._metadata, self._sink, self._env_index = spec, metadata, sink, env_index
         self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
         self._rows: _Rows | None = None
+        # Multiples of the golden ratio spread evenly, however many environments there are.
+        self._stagger = self._max_steps - int(self._max_steps / 2 * (env_index * 0.618034 % 1))
+        """Steps of the second piece of an episode, so that environments that never end, and were
+        started together, are not cut together, too."""
 
     @property
     def running(self) -> bool:
         return self._rows is not None
+
+    @property
+    def at_border(self) -> bool:
+        """Whether a piece of the running episode is full: its next step begins another."""
+        return self._rows is not None and len(self._rows.rewards) == self._piece_steps
+
+    def change_policy(self, policy_id: str) -> None:
+        """The next piece is another policy's."""
+        self._next_policy_id = policy_id
 
     def start_episode(
         self,
@@ -114,6 +127,8 @@ class EpisodeRecorder:
         assert self._rows is None, "the episode before has not ended"
         self._rows = _Rows([obs], [info_row(self._spec, info or {})])
         self._index, self._seed, self._policy_id = index, seed, policy_id
+        self._next_policy_id = policy_id
+        self._piece_steps = self._max_steps
         self._first_step, self._episode_id = 0, ""
         self._total = 0.0
         self._metrics: dict[str, float] = {}
@@ -136,7 +151,7 @@ class EpisodeRecorder:
         """
         rows = self._rows
         assert rows is not None, "no episode has begun"
-        if len(rows.rewards) == self._max_steps:
+        if self.at_border:
             rows = self._next_piece(rows)
         rows.actions.append(actions)
         rows.rewards.append(np.float32(reward))
@@ -168,7 +183,9 @@ class EpisodeRecorder:
         self._episode_id = self._episode_id or new_id()
         self._rows = following = _Rows([rows.obs[-1]], [rows.infos[-1]])
         self._send(rows, False, False)
+        self._piece_steps = self._max_steps if self._first_step else self._stagger
         self._first_step += len(rows.rewards)
+        self._policy_id = self._next_policy_id
         return following
 
     def _end(self, terminated: bool, truncated: bool, tags: tuple[str, ...] = ()) -> EpisodeSummary:
@@ -176,8 +193,6 @@ class EpisodeRecorder:
         assert rows is not None
         self._rows = None  # ended, even if the sink refuses the trajectory
         lag = self._policy_lag(self._policy_id)
-        if lag is not None and len(self._metrics) < _MAX_METRICS:
-            self._metrics[POLICY_LAG] = float(lag)
         self._send(rows, terminated, truncated, last=True, tags=tags)
         return EpisodeSummary(
             index=self._index,
@@ -189,7 +204,7 @@ class EpisodeRecorder:
             success=self._success,
             tags=tags,
             policy_lag=lag,
-            metrics={k: v for k, v in self._metrics.items() if k != POLICY_LAG},
+            metrics=dict(self._metrics),
             task=self._task,
         )
 
@@ -202,6 +217,9 @@ class EpisodeRecorder:
         last: bool = False,
         tags: tuple[str, ...] = (),
     ) -> None:
+        lag = self._policy_lag(self._policy_id)
+        # Statistics of the episode are known only at its end.
+        metrics = dict(self._metrics) if last else {}
         metadata = replace(
             self._metadata,
             env=self._task or self._metadata.env,
@@ -211,9 +229,8 @@ class EpisodeRecorder:
             policy=self._policy_id or self._metadata.policy,
             tags=(*self._metadata.tags, *tags),
             started_at=rows.started_at,
-            # Statistics of the episode are known only at its end.
             success=self._success if last else None,
-            metrics=dict(self._metrics) if last else {},
+            metrics=metrics if lag is None else {**metrics, POLICY_LAG: float(lag)},
         )
         trajectory = Trajectory(
             obs={k: np.stack([o[k] for o in rows.obs]) for k in self._spec.observations},

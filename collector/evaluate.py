@@ -9,8 +9,11 @@ the first seeds are played again in one environment that renders.
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,7 @@ from rich.progress import Progress
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
-from collector.config import EvaluateConfig, UsageError
+from collector.config import EvaluateConfig, UsageError, parse_reference
 from collector.envs import (
     BrokenEnv,
     Env,
@@ -30,7 +33,7 @@ from collector.envs import (
     open_envs,
     parse_pairs,
 )
-from collector.episode_recorder import EpisodeSummary
+from collector.episode_recorder import BROKEN, EpisodeSummary
 from collector.evaluation_result import EvaluationResult, summarise
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
@@ -47,12 +50,15 @@ from collector.registered_run import (
 )
 from collector.rollout import Rollout
 from collector.video import RenderedEnv, open_rendered_env
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.messages import Capacity, Evaluation
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
+ATTEMPTS = 3
+"""How often an episode is played whose environment fails, before the evaluation fails."""
 WIDTH = 8
 """Rows per chunk; collector/policy_actor.py explains why it is constant."""
 
@@ -74,8 +80,9 @@ def evaluate_policy(
     """Play one episode for each of `seeds` and summarise. Does not use the service.
 
     `policy` is the result of `amago_model.load_policy`, or a function that makes an actor. With
-    sample=False, the result depends only on policy and seeds, not on `envs`. Raises `BrokenEnv` if
-    the environment fails: the mean of the remaining episodes is not a valid score.
+    sample=False, the result depends only on policy and seeds, not on `envs`. An episode whose
+    environment fails is played again. Raises `BrokenEnv` if it fails three times: the mean of the
+    remaining episodes is not a valid score.
     """
 
     def make_env() -> Env:
@@ -108,28 +115,41 @@ def _play(
     policy_id: str,
     on_episode: Callable[[int], object],
 ) -> EvaluationResult:
-    pieces: list[tuple[int, Trajectory]] = []
-    episodes: list[EpisodeSummary] = []
-    rollout = Rollout(
-        envs,
-        actor,
-        interface,
-        make_env=make_env,
-        seeds=iter(seeds),
-        sink=lambda trajectory, index: pieces.append((index, trajectory)),
-        metadata=metadata,
-    )
-    while not rollout.done:
-        episodes += rollout.step()
-        on_episode(len(episodes))
-        if rollout.broken:
+    found: dict[int, list[tuple[EpisodeSummary, list[Trajectory]]]] = defaultdict(list)
+    played, error = 0, ""
+    for _ in range(ATTEMPTS):
+        missing = Counter(seeds) - Counter({seed: len(scored) for seed, scored in found.items()})
+        if not missing:
+            break
+        pieces: dict[int, list[Trajectory]] = defaultdict(list)
+        rollout = Rollout(
+            envs,
+            actor,
+            interface,
+            make_env=make_env,
+            seeds=iter(missing.elements()),
+            sink=lambda trajectory, index, pieces=pieces: pieces[index].append(trajectory),  # type: ignore[misc]
+            metadata=metadata,
+        )
+        while not rollout.done:
+            for episode in rollout.step():
+                if BROKEN not in episode.tags:
+                    assert episode.seed is not None
+                    found[episode.seed].append((episode, pieces[episode.index]))
+                    played += 1
+            on_episode(played)
+        error = rollout.last_error
+    else:
+        left = len(seeds) - played
+        if left:
             raise BrokenEnv(
-                f"{interface.env_id} failed ({rollout.last_error}); a score with holes is none"
+                f"{interface.env_id} failed {ATTEMPTS} times with {pluralize(left, 'seed')} of "
+                f"{len(seeds)} ({error}); a score with holes is none"
             )
-    episodes.sort(key=lambda episode: episode.index)
-    assert [e.seed for e in episodes] == list(seeds), "episodes begin in the order of their seeds"
-    pieces.sort(key=lambda piece: piece[0])  # stable: the pieces of one episode stay in order
-    return summarise(interface.env_id, policy_id, episodes, [t for _, t in pieces])
+    in_order = [found[seed].pop(0) for seed in seeds]
+    episodes = [replace(episode, index=i) for i, (episode, _) in enumerate(in_order)]
+    trajectories = [piece for _, of_one in in_order for piece in of_one]
+    return summarise(interface.env_id, policy_id, episodes, trajectories)
 
 
 def run_evaluation(
@@ -211,6 +231,35 @@ def run_evaluation(
     if run is not None and run.undelivered:
         notes["undelivered"] = run.undelivered
     return result, notes
+
+
+def with_environment(config: EvaluateConfig) -> EvaluateConfig:
+    """With the environment that the policy learned in, as the service knows it.
+
+    Raises `UsageError` if it does not, or if a module would be imported that nobody here has named;
+    and errors of the service.
+    """
+    name, _ = parse_reference(config.policy)
+    env, args, plugins = "", config.env_args, config.plugin
+    with Client(config.url, config.token) as client:
+        client.wait_ready(10.0)
+        dataset = str(client.run(name).config.get("dataset") or "").partition("@")[0]
+        if dataset:
+            collected = (run.config for run in client.runs(kind="collect"))  # newest first
+            found = next((c for c in collected if c.get("dataset") == dataset), {})
+            env = found.get("env") or client.dataset(dataset).spec.get("env") or ""
+            args = args or tuple(found.get("env_args", ()))
+            plugins = plugins or tuple(found.get("plugin", ()))
+    if not env:
+        raise UsageError(f"env: the data of run {name} do not tell its environment; give --env ID")
+    if ":" in env or plugins != config.plugin:
+        words = ["--env", env, *(["--env-args", *args] if args else [])]
+        words += ["--plugin", *plugins] if plugins else []
+        raise UsageError(
+            f"env: run {name} learned in one that a module registers, which is only imported if "
+            f"you name it: {shlex.join(words)}"
+        )
+    return config.replace(env=env, env_args=args)
 
 
 def _open_dataset(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """stepwell collect"""
     words = list(sys.argv[1:] if argv is None else argv)
+    words = ["--no-sample" if word == "--greedy" else word for word in words]
     try:
         config = parse(CollectConfig, words, "stepwell collect")
         from collector.collect import collect
@@ -43,7 +44,14 @@ def evaluate(argv: list[str] | None = None) -> int:
     as_json = "--json" in words  # the output format is not a setting of the evaluation
     try:
         words = [word for word in words if word != "--json"]
+        if words and not words[0].startswith("-"):
+            words.insert(0, "--policy")
         config = parse(EvaluateConfig, words, "stepwell evaluate")
+        if not config.env:
+            from collector.evaluate import with_environment
+
+            config = with_environment(config)
+            console.print(f"environment: {config.env} {' '.join(config.env_args)}", highlight=False)
         with stop_signals(interrupt):
             if config.every_version:
                 return _evaluate_versions(config, out, console, as_json)

@@ -191,6 +191,15 @@ class PolicyActor:
         used = {id(p) for p in self._policy_of}
         self._active = [p for p in self._active[:-1] if id(p) in used] + self._active[-1:]
 
+    def renew(self, env_index: int) -> bool:
+        """In the middle of an episode: take the newest policy, without memory of what it has not
+        seen. False if it plays already."""
+        active = self._policy_of[env_index]
+        if active is not None and active.policy is self._source().policy:
+            return False
+        self.reset(env_index, None)
+        return True
+
     def policy_id(self, env_index: int) -> str:
         active = self._policy_of[env_index]
         return active.policy_id if active is not None else ""

@@ -11,6 +11,8 @@ list, and one that dies is a broken environment among others.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,9 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from collector.envs import Env, EnvError, make
+from collector.envs import Env, EnvError, close_all, make
 from stepwell._compat import OWN_GROUP
+from stepwell._parent import PARENT, end_with_parent
 from stepwell._plugins import describe_error, import_plugins
 from stepwell.errors import StepwellError
 
@@ -53,6 +56,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
                 [sys.executable, "-m", "collector.process_env", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, PARENT: str(os.getpid())},
                 **OWN_GROUP,
             )
         self.begin("make", env_id, kwargs, tuple(plugins))
@@ -137,8 +141,7 @@ def open_process_envs(
             one.connect()
         yield envs
     finally:
-        for env in envs:
-            env.close()
+        close_all(envs)
 
 
 def serve(pipe: Connection) -> None:
@@ -165,4 +168,6 @@ def serve(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
+    # A hanging environment does not see its pipe close, nor would it see SIGTERM.
+    end_with_parent(signal.SIGKILL)
     serve(Connection(int(sys.argv[1])))

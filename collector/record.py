@@ -163,12 +163,13 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         recorded: Arrays = self._interface.encode_action(action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+            number = self._interface.encode_reward(reward)
             next_obs = self._interface.encode_observation(obs)
         except Exception:
             self._recorder.truncate(BROKEN)
             raise
         if self._recorder.running:
-            self._recorder.add_step(recorded, float(reward), next_obs, terminated, truncated, info)
+            self._recorder.add_step(recorded, number, next_obs, terminated, truncated, info)
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:

@@ -24,7 +24,7 @@ from collector.episode_recorder import (
     Sink,
 )
 from collector.exploration import Exploration, explore
-from collector.policy_actor import Actor, ActorInputs
+from collector.policy_actor import Actor, ActorInputs, PolicyActor
 from collector.process_env import begin, end
 from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
@@ -39,8 +39,8 @@ class Rollout:
 
     `seeds` has the reset seed of each episode. When it is exhausted, environments become idle after
     their episodes, and `done` is true when all are idle. The actor updates its policy only at the
-    start of an episode. `make_env` replaces a broken environment, in the list `envs` itself, so
-    that its owner can close all environments.
+    start of an episode, and of a piece where one is stored in pieces. `make_env` replaces a broken
+    environment, in the list `envs` itself, so that its owner can close all environments.
 
     `envs` may be a gymnasium `VectorEnv` in any autoreset mode. A failure in it, or in a list
     without `make_env`, raises `BrokenEnv`. If it resets automatically, only the first episode of
@@ -159,7 +159,7 @@ class Rollout:
             try:
                 raw, info = end(self._envs[env_index], "reset", seed=seed)
                 obs = self._interface.encode_observation(raw)
-            except Exception as error:  # an environment may raise anything
+            except (Exception, SystemExit) as error:  # an environment may raise anything
                 self._on_error(env_index, f"reset(seed={seed}) failed: {describe_error(error)}")
             else:
                 self._on_reset(env_index, seed, obs, _mapping(info))
@@ -194,7 +194,7 @@ class Rollout:
             number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)
-        except Exception as error:  # an environment may raise anything
+        except (Exception, SystemExit) as error:  # an environment may raise anything
             return self._on_error(env_index, f"step failed: {describe_error(error)}")
         return self._on_step(env_index, action, number, obs, *over, _mapping(info))
 
@@ -229,6 +229,10 @@ class Rollout:
         episode = recorder.add_step(action, reward, obs, terminated, truncated, info)
         if episode is not None and not self._exhausted:
             self._idle.add(env_index)
+        # Else an environment whose episodes never end would be played by its first policy for ever.
+        actor = self._actor
+        if recorder.at_border and isinstance(actor, PolicyActor) and actor.renew(env_index):
+            recorder.change_policy(actor.policy_id(env_index))
         return episode
 
     def _on_error(self, env_index: int, error: str) -> EpisodeSummary | None:

@@ -12,8 +12,8 @@ PARENT = "STEPWELL_PARENT"
 LOOK_SECONDS = 1.0
 
 
-def end_with_parent() -> None:
-    """If the variable names this process's parent: send SIGTERM to this process once it is gone."""
+def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """If the variable names this process's parent: send `by` to this process once it is gone."""
     # Removed, so that it does not reach the children of this process.
     parent = os.environ.pop(PARENT, "")
     if not parent.isdecimal():
@@ -22,6 +22,6 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == int(parent):
             time.sleep(LOOK_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), by)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

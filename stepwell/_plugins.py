@@ -38,7 +38,7 @@ def import_named(
         ) from error
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an exception of user code: message, type, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

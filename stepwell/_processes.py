@@ -23,6 +23,8 @@ from stepwell._locks import held_by, take_lock
 from stepwell.errors import InvalidData, StepwellError
 
 STEPWELL = (sys.executable, "-m", "stepwell.cli")
+MOST_REASON = 300
+"""Characters of a reason: an environment may raise whole pages."""
 STOP_GRACE = 60.0
 """Seconds that a child may take to stop: a trainer writes a checkpoint and sends its metrics."""
 
@@ -40,12 +42,16 @@ class Job:
         return time.monotonic() - self.began
 
     def reason(self) -> str:
-        """Why it has failed, in one line: the end of its log, or the signal that ended it."""
+        """Why it has failed, in one line: its last error in the log, or how it ended."""
         status = self.process.returncode
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        last = lines[-1].strip() if lines else f"exit status {status}"
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "")[:MOST_REASON]
+        if last.startswith("$ "):  # the command itself
+            last = ""
+        if status not in (1, 2) or not last:  # not one of a command that says why
+            return f"exit status {status}" + (f", after: {last}" if last else "")
         return last.removeprefix("stepwell train: ").removeprefix("stepwell evaluate: ")
 
 

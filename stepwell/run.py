@@ -133,7 +133,8 @@ def main(argv: list[str] | None = None) -> int:
                     supervisor.add(part)
                 _watch(plan, client, supervisor, console)
                 patient = client.with_options(retry_for=REPORT_SECONDS)
-                return _report(patient, plan, console, own)
+                status = _report(patient, plan, console, own)
+                return 1 if any(p.given_up for p in supervisor.parts.values()) else status
         except KeyboardInterrupt:
             say("stopping …")
             _stop(supervisor)

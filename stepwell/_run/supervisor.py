@@ -4,9 +4,9 @@
        ▲                  │
        └──── a delay ─────┘ killed, or another status
 
-A part ends with status 0 when its work is done, or when somebody told it to stop. It is given up,
-with `PartFailed`, when its command line is wrong, or when it broke several times in a row soon
-after its start, although the service answered.
+A part ends with status 0 when its work is done, or when somebody told it to stop. It is given up
+when its command line is wrong, or when it broke several times in a row soon after its start,
+although the service answered: with `PartFailed`, but for an evaluator, without which a run learns.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ USAGE, INTERRUPTED = 2, 130
 """Exit statuses of a command that was called wrongly, and of an evaluation that was stopped."""
 SERVICE = "service"
 """The part that all others need."""
+TRAINER, EVALUATOR, COLLECTOR = "train", "evaluate", "collect-"
+"""Names of parts; collectors have a number after it."""
 SOON, ATTEMPTS = 60.0, 4
 """A part that lived for fewer seconds has broken soon; so often in a row, and it is given up."""
 DELAY, LONGEST_DELAY = 1.0, 30.0
@@ -50,6 +52,8 @@ class Part:
     not_before: float = 0.0
     """Time (monotonic) of the next start."""
     ended: bool = False
+    given_up: bool = False
+    """Whether it ended because it broke again and again."""
     last_reason: str = field(default="", repr=False)
     """Why it broke the last time."""
     follows: str = ""
@@ -58,7 +62,7 @@ class Part:
     @property
     def state(self) -> str:
         if self.ended:
-            return "ended"
+            return "broken" if self.given_up else "ended"
         return "running" if self.job is not None else "waiting"
 
 
@@ -133,12 +137,29 @@ class Supervisor:
             return
         if status in (0, INTERRUPTED):
             part.ended = True
+            self._say_if_nobody_collects(part)
             return
         part.last_reason = job.reason()
         if part.name == SERVICE or self.service_answers():
             part.broke_soon = part.broke_soon + 1 if job.seconds < SOON else 1
         if status == USAGE or part.broke_soon >= ATTEMPTS:
-            raise PartFailed(f"{part.name}: {part.last_reason} (its log: {job.log})")
+            why = f"{part.name}: {part.last_reason} (its log: {job.log})"
+            if status == USAGE or part.name != EVALUATOR:
+                raise PartFailed(why)
+            part.ended = part.given_up = True
+            self.say(f"{why}; it is given up, and the run goes on without scores")
+            return
         delay = min(DELAY * 2 ** max(0, part.broke_soon - 1), LONGEST_DELAY)
         part.not_before = time.monotonic() + delay
         self.say(f"{part.name} broke ({part.last_reason}); starting it again in {delay:g} s")
+
+    def _say_if_nobody_collects(self, part: Part) -> None:
+        """A trainer then waits for data, which may come from elsewhere."""
+        collectors = [p for p in self.parts.values() if p.name.startswith(COLLECTOR)]
+        trainer = self.parts.get(TRAINER)
+        if part in collectors and all(p.ended for p in collectors):
+            if trainer is not None and not trainer.ended:
+                self.say(
+                    f"{part.name} was stopped, and no collector is left: start one "
+                    "(`stepwell collect`), or stop this run with Ctrl-C"
+                )

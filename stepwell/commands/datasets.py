@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         sub.add_argument("name")
     ratio.add_argument("run", nargs="?", help="the trainer's run, to change its ratio")
     ratio.add_argument("--samples-per-insert", type=float, metavar="X", help="windows per step")
+    ratio.add_argument("--updates-per-step", type=float, metavar="X",
+        help="instead: updates per collected step, with the batch of the run")  # fmt: skip
     ratio.add_argument("--buffer", type=float, metavar="N", help="windows; at least max(1, X)")
     ratio.add_argument("--min-size", type=int, metavar="N", help="steps before the first window")
     for sub in (create, limit):
@@ -122,8 +124,12 @@ def set_capacity(client: Client, args: argparse.Namespace) -> common.Answer:
 def ratios(client: Client, args: argparse.Namespace) -> common.Answer:
     names = ("samples_per_insert", "buffer", "min_size")
     changes = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if changes and not args.run:
+    if (changes or args.updates_per_step is not None) and not args.run:
         raise InvalidData(f"whose ratio? give the run: stepwell datasets ratio {args.name} RUN …")
+    if args.updates_per_step is not None:
+        if args.samples_per_insert is not None:
+            raise InvalidData("--updates-per-step: set this or --samples-per-insert, not both")
+        changes["samples_per_insert"] = args.updates_per_step * _batch(client, args.run)
     if changes:
         client.set_ratio(args.name, args.run, **changes)
     found = [c for c in client.consumers(args.name) if args.run in (None, c.name)]
@@ -143,6 +149,17 @@ def ratios(client: Client, args: argparse.Namespace) -> common.Answer:
         ],
         empty="no trainer keeps a ratio with this dataset",
     )
+
+
+def _batch(client: Client, run: str) -> int:
+    """Windows per update of a run. Raises `InvalidData` if its config does not say it."""
+    batch = client.run(run).config.get("data", {}).get("batch")
+    if not isinstance(batch, int):
+        raise InvalidData(
+            f"--updates-per-step: the config of run {run} has no data.batch",
+            expected="--samples-per-insert",
+        )
+    return batch
 
 
 def _who_waits(consumer: Consumer) -> str:

@@ -142,6 +142,44 @@ def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
         np.testing.assert_array_equal(trajectory.actions["action"], expected)
 
 
+def test_an_episode_without_end_is_played_by_new_policies_from_piece_to_piece() -> None:
+    """A continuing task: one policy per piece, memory from its begin, cuts that are staggered."""
+    lengths, piece = (100_000,), 12
+    policies = [LoadedPolicy(f"run/{v}", Counting(offset=10 * v)) for v in range(1, 8)]
+    now = itertools.count()
+    current = [policies[0]]
+    kept: list[list[Trajectory]] = [[], [], []]
+    interface = fake_interface(FakeEnv(lengths, actions=100))
+    rollout = Rollout(
+        [FakeEnv(lengths, actions=100) for _ in kept],
+        PolicyActor(lambda: current[0], interface, 3),
+        interface,
+        make_env=FakeEnv,
+        seeds=iter(range(3)),
+        sink=lambda t, index: kept[index].append(t),
+        max_steps=piece,
+        policy_lag=lambda policy_id: current[0].version - int(policy_id.split("/")[1]),
+    )
+    for _ in range(60):
+        current[0] = policies[min(next(now) // 7, 6)]
+        rollout.step()
+    for pieces in kept:
+        assert len({t.metadata.policy for t in pieces}) >= 4
+        assert len({t.metadata.episode_id for t in pieces}) == 1
+        begins = [t.metadata.first_step for t in pieces]
+        assert begins == [sum(map(len, pieces[:i])) for i in range(len(pieces))]
+        counted: dict[str, int] = {}
+        for trajectory in pieces:
+            name = trajectory.metadata.policy
+            seen = counted.get(name, 0)  # the same policy goes on where it was
+            expected = 10 * int(name.split("/")[1]) + (seen + np.arange(len(trajectory))) % 5
+            np.testing.assert_array_equal(trajectory.actions["action"], expected)
+            counted[name] = seen + len(trajectory)
+            assert trajectory.metadata.metrics["policy_lag"] in (0, 1, 2)
+    ends = [pieces[1].metadata.first_step + len(pieces[1]) for pieces in kept]
+    assert len(set(ends)) == 3 and all(piece + piece / 2 <= end <= 2 * piece for end in ends)
+
+
 def test_a_policy_that_nobody_plays_any_more_is_not_computed() -> None:
     interface = fake_interface(FakeEnv((2,)))
     old, new = LoadedPolicy("r/1", Counting()), LoadedPolicy("r/2", Counting())

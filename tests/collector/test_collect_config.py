@@ -79,7 +79,6 @@ def test_contradictions_are_refused_by_the_name_of_the_setting(argv: list[str], 
         (["--envs", "three"], "--envs: expected a valid integer, got 'three'"),
         (["--device"], "--device: expected a value after it"),
         (["--devize", "cpu"], "unknown setting '--devize'.*'device'"),
-        ([], "missing --env.*; see stepwell (collect|evaluate) --help"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
@@ -89,10 +88,17 @@ def test_a_mistake_is_told_in_one_line(
     says: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    base = ["--env", "E", "--policy", "p", "--dataset", "d"] if argv else []
-    assert program([*base, *argv]) == 2
+    assert program(["--env", "E", "--policy", "p", "--dataset", "d", *argv]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(f"{name}: {says}", line)
+
+
+def test_nothing_given_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2 and evaluate([]) == 2 and evaluate(["--random"]) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert re.match("stepwell collect: missing --env.*; see stepwell collect --help", first)
+    assert second.startswith("stepwell evaluate: policy: give one of --policy")
+    assert third.startswith("stepwell evaluate: env: required without --policy")
 
 
 def test_every_option_has_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:

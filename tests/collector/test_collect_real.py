@@ -28,7 +28,7 @@ from collector import evaluate_versions as evaluate_versions_module
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig, UsageError
 from collector.control import Control
-from collector.envs import interface_of, make
+from collector.envs import BrokenEnv, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.evaluate_versions import evaluate_versions, table_of
 from collector.main import evaluate, main
@@ -575,6 +575,26 @@ def test_arguments_that_change_the_spaces_get_an_evaluation_dataset_of_their_own
         run_evaluation(config.replace(dataset=datasets[1]), Console(quiet=True))
 
 
+def test_a_run_is_evaluated_in_the_environment_that_it_learned_in(
+    service: Any, client: Client, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the arguments of its collector; a module that would be imported must be named."""
+    learner, where = f"learner-{name}", ["--url", service.url, "--token", service.token or ""]
+    client.create_run(learner, "train", config={"dataset": f"{name}@v1"})
+    client.publish_policy(learner, 1, policy_file(1))
+    words = [f"{learner}:1", "--episodes", "2", "--envs", "2", "--no-upload", "--json", *where]
+    assert evaluate(words) == 1 and "404" in capsys.readouterr().err
+    collected = ("--random", "--episodes", "1", "--dataset", name, "--outbox", str(tmp_path))
+    assert main(["--env", ENV, "--env-args", "max_episode_steps=7", *collected, *where]) == 0
+    assert evaluate(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["env"] == ENV and result["policy"] == f"{learner}/1"
+    assert max(result["lengths"]) <= 7
+    client.create_run(f"{name}-other", "collect", config={"dataset": name, "env": "evil:Env-v0"})
+    assert evaluate(words) == 2
+    assert "only imported if you name it: --env evil:Env-v0" in capsys.readouterr().err
+
+
 def test_every_version_is_scored_once_and_the_best_is_named(
     service: Any, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -750,6 +770,27 @@ def _load(client: Client, run: str) -> ActingPolicy:
     fetched = client.download_policy(run)
     assert fetched is not None
     return load_policy(fetched.data)
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, "much", np.zeros(2)], ids=repr)
+def test_a_reward_that_is_none_breaks_the_episode_and_keeps_it(
+    client: Client, name: str, tmp_path: Path, reward: Any
+) -> None:
+    class Odd(FakeEnv):
+        def step(self, action: Any) -> Any:
+            obs, good, *rest = super().step(action)
+            return obs, reward if self.t == 3 else np.array([good]), *rest
+
+    env = record(Odd((5,)), name, client, env_id="Fake-v0", outbox=tmp_path)
+    env.reset()
+    for _ in range(2):
+        env.step(np.int64(1))
+    with pytest.raises(BrokenEnv, match="reward"):
+        env.step(np.int64(1))
+    env.close()
+    assert [(i.length, i.truncated, i.tags) for i in stored(client, name)] == [
+        (2, True, ["broken"])
+    ]
 
 
 def test_whoever_plays_is_recorded(client: Client, name: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A score follows from policy and seeds alone, and its uncertainty is computed as it should be."""
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -133,16 +134,36 @@ def test_the_summary_equals_its_slow_definitions(n: int) -> None:
     assert summarise("Pendulum-v1", "p", episodes(returns)).normalised is None
 
 
-def test_a_failing_environment_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def broken_at() -> Iterator[Callable[..., str]]:
+    """Registers an environment that fails in this episode of its own, at this step."""
+
+    def register(*place: int) -> str:
+        gymnasium.register(
+            "BrokenFake-v0", lambda: FakeEnv((4,), broken_at=place), disable_env_checker=True
+        )
+        return "BrokenFake-v0"
+
+    yield register
+    del gymnasium.registry["BrokenFake-v0"]
+
+
+def random_actor(interface: Interface, n: int) -> RandomActor:
+    return RandomActor(interface, n)
+
+
+def test_an_episode_whose_environment_fails_is_played_again(broken_at: Callable[..., str]) -> None:
+    """The second episode of every environment fails: each seed is scored all the same."""
+    result = evaluate_policy(random_actor, broken_at(1, 2), [5, 3, 9, 3, 7], envs=2)
+    assert list(result.seeds) == [5, 3, 9, 3, 7] and list(result.lengths) == [4] * 5
+    assert [t.metadata.seed for t in result.trajectories] == [5, 3, 9, 3, 7]
+    assert not any(t.metadata.tags for t in result.trajectories)
+
+
+def test_a_failing_environment_gives_no_score(broken_at: Callable[..., str]) -> None:
     """A mean over the episodes that happened to survive would be a lie."""
-    gymnasium.register(
-        "BrokenFake-v0", lambda: FakeEnv((4,), broken_at=(1, 2)), disable_env_checker=True
-    )
-    try:
-        with pytest.raises(BrokenEnv, match="asked to fail.*holes"):
-            evaluate_policy(lambda f, n: RandomActor(f, n), "BrokenFake-v0", range(5), envs=2)
-    finally:
-        del gymnasium.registry["BrokenFake-v0"]
+    with pytest.raises(BrokenEnv, match="failed 3 times with 5 seeds of 5 .*asked to fail.*holes"):
+        evaluate_policy(random_actor, broken_at(0, 2), range(5), envs=2)
 
 
 def test_a_policy_of_another_environment_is_refused_before_it_plays() -> None:

@@ -33,7 +33,7 @@ def acting_policy(env_id: str) -> ActingPolicy:
     return ActingPolicy(AgentConfig.from_dict(SMALL), spaces).eval()
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", RECALL_ID, "CartPole-v1"])
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", RECALL_ID, "CartPole-v1", "tests/Odd-v0"])
 def test_it_plays_what_an_evaluation_plays(env_id: str, tmp_path: Path) -> None:
     """Memory, previous action and reward included: whole episodes have the same returns."""
     file = tmp_path / "policy.safetensors"
@@ -53,6 +53,34 @@ def test_it_plays_what_an_evaluation_plays(env_id: str, tmp_path: Path) -> None:
             done = terminated or truncated
         returns.append(total)
     assert returns == pytest.approx(result.returns, rel=1e-4)
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """A scalar action, and arrays in dicts and tuples."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "arm": gymnasium.spaces.Tuple(
+                (gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3))
+            ),
+            "eye": gymnasium.spaces.Box(-1, 1, ()),
+        }
+    )
+    action_space = gymnasium.spaces.Box(-2.0, 2.0, ())
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(np.asarray(action, np.float32))
+        self.steps += 1
+        return self.observation_space.sample(), float(action), self.steps == 5, False, {}
+
+
+gymnasium.register("tests/Odd-v0", Odd)
 
 
 def test_from_a_service_by_name_version_and_alias(service: Any, monkeypatch: Any) -> None:
@@ -119,6 +147,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         player.act(np.zeros(4))
     with pytest.raises(BatchError, match="missing"):
         player.act({"position": np.zeros(3)})
+    with pytest.raises(BatchError, match=r"obs\['observation'\] holds NaN"):
+        player.act(np.full(3, np.nan))
     bad = tmp_path / "x.safetensors"
     bad.write_bytes(b"no policy")
     with pytest.raises(InvalidData, match=r"x\.safetensors"):

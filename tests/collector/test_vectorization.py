@@ -121,6 +121,27 @@ def test_a_killed_collector_leaves_nothing(
     assert len(mine) == 2 and all_end(mine)
 
 
+def test_an_environment_that_hangs_ends_with_its_collector() -> None:
+    """Killed, that says nothing; the process of the environment finds out."""
+    code = (
+        "import sys; from collector.process_env import ProcessEnv; "
+        "env = ProcessEnv('tests/Hanging-v0', {}, ['tests.collector.hanging_env']); "
+        "env.connect(); env.reset(); env.begin('step', 0); print(flush=True); sys.stdin.read()"
+    )
+    collector = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    with collector:
+        assert collector.stdout is not None
+        assert collector.stdout.readline() == b"\n"
+        mine = workers(collector.pid)
+        collector.kill()
+    assert len(mine) == 1 and all_end(mine)
+
+
 def test_an_environment_that_dies_is_made_again(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:

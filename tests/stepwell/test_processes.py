@@ -36,7 +36,9 @@ def test_a_job_is_locked_as_long_as_its_process_lives(children):
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import sys; print('x'); print('stepwell train: no data\\n'); sys.exit(3)", "no data"),
+        ("import sys; print('x'); print('stepwell train: no data\\n'); sys.exit(1)", "no data"),
+        ("print('at work', flush=True); import os; os._exit(3)", "exit status 3, after: at work"),
+        ("raise SystemExit(1)", "exit status 1"),
         ("raise OSError('full')", "OSError: full"),
     ],
 )

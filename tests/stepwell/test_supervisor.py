@@ -58,6 +58,34 @@ def test_a_part_that_breaks_again_and_again_is_given_up(supervisor):
     assert supervisor.parts["a"].starts == module.ATTEMPTS
 
 
+def test_an_evaluator_that_is_given_up_ends_nothing_else(supervisor):
+    supervisor.add(supervisor.part("train", WAIT))
+    supervisor.add(supervisor.part("evaluate", "raise OSError('no env')"))
+
+    def given_up():
+        supervisor.tick()
+        return supervisor.parts["evaluate"].given_up
+
+    wait_until(given_up, 30)
+    assert supervisor.parts["evaluate"].state == "broken"
+    assert supervisor.parts["train"].state == "running"
+    assert "OSError: no env" in supervisor.said[-1] and "without scores" in supervisor.said[-1]
+
+
+def test_a_trainer_without_collectors_is_told(supervisor):
+    """They were stopped from outside: data may come from elsewhere, or never."""
+    supervisor.add(supervisor.part("train", WAIT))
+    for number in range(2):
+        supervisor.add(supervisor.part(f"collect-{number}", "pass"))
+
+    def ended():
+        supervisor.tick()
+        return all(supervisor.parts[f"collect-{i}"].ended for i in range(2))
+
+    wait_until(ended, 30)
+    assert len(supervisor.said) == 1 and "no collector is left" in supervisor.said[0]
+
+
 def test_a_part_that_lived_long_gets_all_attempts_again(supervisor, monkeypatch):
     monkeypatch.setattr(module, "SOON", 0.0)
     supervisor.add(supervisor.part("a", "raise OSError('no room')"))
