@@ -27,6 +27,7 @@ MAZE2D_MEDIUM_ID = "stepwell/Maze2dMedium-v0"
 MAZE2D_LARGE_ID = "stepwell/Maze2dLarge-v0"
 MODIFIED_ID = "stepwell/Modified-v0"
 ATTEMPTS_ID = "stepwell/Attempts-v0"
+MIXED_ID = "stepwell/Mixed-v0"
 GYMNAX_ID = "stepwell/Gymnax-v0"
 XLAND_MINIGRID_ID = "stepwell/XLandMiniGrid-v0"
 
@@ -47,6 +48,7 @@ _ENTRY_POINTS = {
     FIND_BLOCK_IMAGE_ID: "collector.builtin.find_block:FindBlockImage",
     MODIFIED_ID: "collector.builtin.modified:Modified",
     ATTEMPTS_ID: "collector.builtin.attempts:make_attempts",
+    MIXED_ID: "collector.builtin.mixed:Mixed",
     GYMNAX_ID: "collector.builtin.jax_envs:Gymnax",
     XLAND_MINIGRID_ID: "collector.builtin.jax_envs:XLandMiniGrid",
 }

@@ -13,12 +13,15 @@ from collector.builtin import (
     CARTPOLE_POSITION_ID,
     FIND_BLOCK_IMAGE_ID,
     GRIDWORLD_ID,
+    MIXED_ID,
     MODIFIED_ID,
 )
 from collector.builtin.bandit import best_action, best_arm
 from collector.builtin.find_block import SQUARE
 from collector.builtin.generate_cartpole import expert_push
 from collector.builtin.gridworld import DOWN, LEFT, RIGHT, UP
+from collector.evaluate import evaluate_policy
+from collector.policy_actor import RandomActor
 from stepwell.errors import InvalidData
 
 ENVS = [
@@ -32,6 +35,7 @@ OTHERS = [
     (FIND_BLOCK_IMAGE_ID, {"colours": 4}),
     (MODIFIED_ID, {"env": GRIDWORLD_ID, "size": 3, "reward_scale": 10.0}),
     (MODIFIED_ID, {"env": BANDIT_ID, "continuous": True, "constant_action": True}),
+    (MIXED_ID, {"envs": [GRIDWORLD_ID, [GRIDWORLD_ID, {"size": 3}]]}),
 ]
 
 
@@ -190,3 +194,35 @@ def test_modified_observes_in_other_units() -> None:
     ):
         with pytest.raises(InvalidData, match=said):
             gymnasium.make(MODIFIED_ID, **{"env": "Pendulum-v1", **wrong})
+
+
+LOUD = [MODIFIED_ID, {"env": "CartPole-v1", "reward_scale": 2.0}]
+
+
+def test_mixed_plays_each_environment_and_scores_each() -> None:
+    """By seed, so that an evaluation repeats; the trajectories say which one."""
+    args = {"envs": ["CartPole-v1", LOUD], "weights": [1, 3]}
+    runs = [
+        evaluate_policy(RandomActor, MIXED_ID, range(60), env_kwargs=args, envs=n) for n in (1, 4)
+    ]
+    assert runs[0].to_json() == runs[1].to_json()
+    played = [t.metadata.env for t in runs[0].trajectories]
+    assert set(played) == {"CartPole-v1", MODIFIED_ID}
+    assert 0.5 < played.count(MODIFIED_ID) / 60 < 0.95
+    for trajectory in runs[0].trajectories:
+        assert (trajectory.rewards == (2 if trajectory.metadata.env == MODIFIED_ID else 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"envs": "CartPole-v1"}, "envs.*list"),
+        ({"envs": []}, "envs.*list"),
+        ({"envs": ["CartPole-v1", "Pendulum-v1"]}, "equal spaces.*Pendulum-v1 with"),
+        ({"envs": ["CartPole-v1", LOUD], "weights": [1]}, "weights.*2 numbers"),
+        ({"envs": ["CartPole-v1", LOUD], "weights": [0, 0]}, "weights"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(args: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidData, match=says):
+        gymnasium.make(MIXED_ID, **args)
