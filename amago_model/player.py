@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from amago_model.acting import ActingPolicy
+from amago_model.config.names import join_key
 from amago_model.errors import BatchError
 from amago_model.export import export_policy
 
@@ -122,4 +123,4 @@ def _flat(obs: Any, name: str) -> list[tuple[str, Any]]:
         parts = list(enumerate(obs))
     else:
         return [(name, obs)]
-    return [one for key, value in parts for one in _flat(value, f"{name}/{key}".lstrip("/"))]
+    return [one for key, value in parts for one in _flat(value, join_key(name, key))]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.vector import VectorEnv
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
+from amago_model.config.names import join_key
 from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named
 from stepwell.errors import InvalidSpace, StepwellError
@@ -72,6 +72,12 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
     In "module:Name-v0", the module may also be in the current directory. Raises `EnvError`.
     """
     with _as_env_error(env_id, kwargs):
+        spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+        if spec is not None and spec.entry_point is None:
+            raise EnvError(
+                f"{env_id} has only a batched implementation, whose episodes cannot be repeated by "
+                "seed: collect it with --vectorization native; stepwell run --no-evaluate"
+            )
         # The passive checker warns about style on every step; Stepwell checks what it needs.
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
 
@@ -343,7 +349,9 @@ def interface_of(
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id, {}),
         env=env_id,
         infos={key: Box(()) for key in infos},
-        roles={_join("", k): r for k, r in {**declared.get("roles", {}), **(roles or {})}.items()},
+        roles={
+            join_key("", k): r for k, r in {**declared.get("roles", {}), **(roles or {})}.items()
+        },
         vocabularies={key: vocabulary for key, (vocabulary, _) in texts.items()},
     )
     return Interface(
@@ -373,12 +381,6 @@ def _children(space: gym_spaces.Space[Any]) -> list[tuple[Any, gym_spaces.Space[
     return list(enumerate(space.spaces)) if isinstance(space, gym_spaces.Tuple) else []
 
 
-def _join(key: str, part: str | int) -> str:
-    """A name that a spec allows: other characters, such as spaces, become "_"."""
-    name = re.sub(r"[^A-Za-z0-9_/]", "_", str(part))
-    return f"{key}/{name}" if key else name
-
-
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
     """All spaces below `space` that are neither Dict nor Tuple. The key of `space` itself is
     `default`; those of a Tuple's members begin with it."""
@@ -389,7 +391,7 @@ def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
         if not isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
             yield key, path, space
         for part, child in _children(space):
-            yield from below(child, _join(key, part), (*path, part))
+            yield from below(child, join_key(key, part), (*path, part))
 
     yield from below(space, _root(space, default), ())
 
@@ -467,7 +469,7 @@ def _whole(raw: Any, array: Array, space: Space) -> None:
 def _decode(space: gym_spaces.Space[Any], key: str, arrays: Mapping[str, Array]) -> Any:
     if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
         parts = [
-            (part, _decode(child, _join(key, part), arrays)) for part, child in _children(space)
+            (part, _decode(child, join_key(key, part), arrays)) for part, child in _children(space)
         ]
         return dict(parts) if isinstance(space, gym_spaces.Dict) else tuple(v for _, v in parts)
     if isinstance(space, gym_spaces.Discrete):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -32,3 +33,15 @@ def check_norm(config: Settings, name: str, **widths: int) -> None:
                 f"{name}: 'simnorm' needs a multiple of {SIMNORM_GROUP} channels, but {field} is "
                 f"{width}; choose a multiple of {SIMNORM_GROUP} or another norm"
             )
+
+
+def join_key(key: str, part: str | int) -> str:
+    """The name of a part of a nested observation or action, below `key` (empty at the top).
+
+    As specs allow it: other characters, such as spaces, become "_", and a digit at the very begin
+    gets one before it.
+    """
+    name = re.sub(r"[^A-Za-z0-9_/]", "_", str(part))
+    if key:
+        return f"{key}/{name}"
+    return name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"

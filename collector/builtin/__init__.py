@@ -49,13 +49,17 @@ _ENTRY_POINTS = {
     MODIFIED_ID: "collector.builtin.modified:Modified",
     ATTEMPTS_ID: "collector.builtin.attempts:make_attempts",
     MIXED_ID: "collector.builtin.mixed:Mixed",
-    GYMNAX_ID: "collector.builtin.jax_envs:Gymnax",
     XLAND_MINIGRID_ID: "collector.builtin.jax_envs:XLandMiniGrid",
 }
 
 # No time limit is registered: each of these environments ends its own episodes.
 for _env_id, _entry_point in _ENTRY_POINTS.items():
     gymnasium.register(id=_env_id, entry_point=_entry_point)
+gymnasium.register(
+    id=GYMNAX_ID,
+    entry_point="collector.builtin.jax_envs:Gymnax",
+    vector_entry_point="collector.builtin.jax_envs:GymnaxVector",
+)
 for _env_id, _name in (
     (CARTPOLE_POSITION_ID, "CartPolePosition"),
     (CARTPOLE_VELOCITY_ID, "CartPoleVelocity"),

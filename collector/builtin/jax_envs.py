@@ -3,11 +3,14 @@
     stepwell collect --env stepwell/Gymnax-v0 --env-args name=Catch-bsuite …
     stepwell collect --env stepwell/XLandMiniGrid-v0 --env-args name=MiniGrid-MemoryS8 …
 
-They are stepped one by one, compiled on the first step; nothing is batched on a device.
+They are stepped one by one, compiled on the first step; gymnax's also all at once on jax's device:
+
+    stepwell collect --env stepwell/Gymnax-v0 --env-args name=Catch-bsuite --vectorization native …
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from collector.builtin.checks import require, require_step
 
@@ -49,13 +54,21 @@ class Gymnax(gymnasium.Env[Any, Any]):
         self._env, defaults = gymnax.make(name)
         self._params = defaults.replace(**params)
         self._unlimited = self._params.replace(max_steps_in_episode=LATEST)
-        # `step` would reset at the end, and lose the last observation.
-        self._step = self._jax.jit(self._env.step_env)
+        self.transition = self._jax.jit(self._transition)
         self.observation_space, self.action_space = (
             gymnax_space_to_gym_space(space(self._params))
             for space in (self._env.observation_space, self._env.action_space)
         )
         self.render_mode, self._state, self._over = render_mode, None, True
+
+    def _transition(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Observation, state, reward, terminated, truncated."""
+        # `step` would reset at the end, and lose the last observation.
+        obs, after, reward, done, _ = self._env.step_env(key, state, action, self._params)
+        late = after.time >= self._params.max_steps_in_episode
+        # Before gymnax 1.0 done includes the limit.
+        terminated = done & (self._env.is_terminal(after, self._unlimited) | ~late)
+        return obs, after, reward, terminated, late & ~terminated
 
     def _key(self) -> Any:
         return self._jax.random.key(int(self.np_random.integers(LATEST)))
@@ -70,12 +83,66 @@ class Gymnax(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         require_step(self, action, over=self._over)
-        obs, self._state, reward, done, _ = self._step(
-            self._key(), self._state, action, self._params
+        obs, self._state, reward, terminated, truncated = self.transition(
+            self._key(), self._state, action
         )
-        self._over = bool(done)
-        terminated = self._over and bool(self._env.is_terminal(self._state, self._unlimited))
-        return np.asarray(obs), float(reward), terminated, self._over and not terminated, {}
+        self._over = bool(terminated | truncated)
+        return np.asarray(obs), float(reward), bool(terminated), bool(truncated), {}
+
+
+class GymnaxVector(VectorEnv[Any, Any, Any]):
+    """Many of one environment of gymnax: one call of jax steps, another resets those that ended.
+
+    Arguments are those of `Gymnax`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED}
+
+    def __init__(
+        self, num_envs: int = 1, *, name: str, render_mode: None = None, **params: Any
+    ) -> None:
+        one = Gymnax(name, **params)
+        self._jax, self.num_envs, self.render_mode = one._jax, num_envs, render_mode
+        self.single_observation_space = one.observation_space
+        self.single_action_space = one.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+        def first(key: Any) -> Any:
+            return one._env.reset_env(key, one._params)
+
+        vmap, jit = self._jax.vmap, self._jax.jit
+        self._first, self._transition = jit(vmap(first)), jit(vmap(one.transition))
+        self._obs: Any = None
+        self._state: Any = None
+
+    def _keys(self) -> Any:
+        numbers = self.np_random.integers(LATEST, size=self.num_envs)
+        return self._jax.vmap(self._jax.random.key)(numbers)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)  # type: ignore[arg-type]
+        obs, state = self._first(self._keys())
+        if self._state is not None and options and "reset_mask" in options:
+            chosen = np.asarray(options["reset_mask"], np.bool_)
+
+            def merge(new: Any, old: Any) -> Any:
+                rows = chosen.reshape(-1, *[1] * (new.ndim - 1))
+                return self._jax.numpy.where(rows, new, old)
+
+            obs, state = self._jax.tree.map(merge, (obs, state), (self._obs, self._state))
+        self._obs, self._state = obs, state
+        return np.asarray(obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._obs, self._state, *rest = self._transition(self._keys(), self._state, actions)
+        reward, terminated, truncated = map(np.asarray, rest)
+        return np.asarray(self._obs), reward, terminated, truncated, {}
 
 
 class XLandMiniGrid(gymnasium.Env[Any, Any]):

@@ -157,7 +157,6 @@ def test_an_observation_that_its_space_does_not_allow_is_a_broken_environment(
         gs.MultiBinary([2, 2]),
         gs.Dict({"a": gs.Tuple([gs.Sequence(gs.Discrete(2))])}),
         gs.Box(0, 1, (0,)),
-        gs.Dict({"7": gs.Discrete(2)}),
         gs.Dict(OrderedDict([("a/b", gs.Discrete(2)), ("a", gs.Dict({"b": gs.Discrete(2)}))])),
     ],
     ids=str,

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from collector.envs import EnvError, interface_of, make
+from collector.envs import EnvError, interface_of, make, make_native
+from collector.policy_actor import RandomActor
+from collector.rollout import Rollout
 
 GYMNAX = {"name": "CartPole-v1", "max_steps_in_episode": 5}
 XLAND = {"name": "MiniGrid-Empty-5x5", "max_steps": 5}
@@ -51,6 +53,37 @@ def test_gymnaxs_time_limit_truncates() -> None:
     assert terminated and not truncated
     # The last observation is that of the fall, not of the next start.
     assert abs(seen[-1]["observation"][2]) > 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gymnax_batched_plays_whole_episodes() -> None:
+    """Ends and limits as one by one, each environment reset when it ends; a seed repeats all."""
+    pytest.importorskip("gymnax")
+    args = {"name": "CartPole-v1", "max_steps_in_episode": 30}
+
+    def collected() -> list[Any]:
+        kept: list[Any] = []
+        env = make_native("stepwell/Gymnax-v0", args, 5)
+        interface = interface_of(env, "stepwell/Gymnax-v0")
+        rollout = Rollout(
+            env,
+            RandomActor(interface, 5),
+            interface,
+            seeds=iter(range(40)),
+            sink=lambda trajectory, _: kept.append(trajectory),
+        )
+        while not rollout.done:
+            rollout.step()
+        return kept
+
+    first, again = collected(), collected()
+    assert len(first) == 40 and {len(t) for t in first} == {len(t) for t in again}
+    for trajectory in first:
+        last = trajectory.obs["observation"][-1]
+        fell = abs(last[0]) > 2.4 or abs(last[2]) > 12 * np.pi / 180
+        assert trajectory.terminated == fell and trajectory.truncated == (not fell)
+        assert trajectory.terminated or len(trajectory) == 30
+        assert np.abs(trajectory.obs["observation"][0]).max() <= 0.05, "it begins at a start"
 
 
 @pytest.mark.filterwarnings("ignore")

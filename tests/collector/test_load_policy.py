@@ -63,7 +63,7 @@ class Odd(gymnasium.Env[Any, Any]):
             "arm": gymnasium.spaces.Tuple(
                 (gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3))
             ),
-            "eye": gymnasium.spaces.Box(-1, 1, ()),
+            "2 eyes": gymnasium.spaces.Box(-1, 1, ()),
         }
     )
     action_space = gymnasium.spaces.Box(-2.0, 2.0, ())

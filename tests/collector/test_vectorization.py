@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
-from collector.envs import EnvError, make_native
+from collector.envs import EnvError, make, make_native
 from collector.evaluate import run_evaluation
 from collector.process_env import ProcessDied, ProcessEnv, open_process_envs
 from stepwell import Client
@@ -60,6 +61,12 @@ def test_they_are_collected_whole(
     page = client.trajectories(name, limit=100)
     assert len(page.items) == 8
     assert all(i.terminated and i.length == i.total_reward for i in page.items)
+
+
+def test_an_environment_that_is_only_batched_says_so() -> None:
+    gymnasium.register("tests/OnlyBatched-v0", vector_entry_point="nowhere:Vector")
+    with pytest.raises(EnvError, match="only a batched .* --vectorization native"):
+        make("tests/OnlyBatched-v0")
 
 
 def test_an_environment_without_a_batched_implementation_says_so() -> None:
