@@ -10,14 +10,17 @@ from it but what was deleted.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stepwell.client import Client
-from stepwell.errors import InvalidData
+from stepwell.errors import Gone, InvalidData, NotFound
 
 RUNS_SQL = """
 select r.name, r.title, r.config, r.status, r.git_commit, count(p.version) as policies
@@ -152,6 +155,48 @@ def read_lineage(client: Client) -> Lineage:
         )
         edges.append(Edge(f"run:{run}", f"dataset:{dataset}", how))
     return Lineage(nodes, edges)
+
+
+def learned_from(client: Client, run: str) -> pa.Table:
+    """The trajectories that a run could draw: those of all its snapshots, one row each.
+
+    Columns: id, dataset, env, return, length, and snapshot, the first one that has it. Raises
+    `NotFound` for an unknown run, and `Gone` if a snapshot was deleted.
+    """
+    pieces: list[pa.Table] = []
+    known: set[bytes] = set()
+    before: str | None = None
+    for snapshot in client.run(run).snapshots:
+        # Only blocks that differ from the snapshot before: one that grows has most rows again.
+        rows = client.manifest(snapshot, since=before)
+        before = snapshot
+        ids = [value.as_py() for value in rows["id"]]
+        new = [at for at, one in enumerate(ids) if one not in known]
+        known.update(ids)
+        taken = rows.take(pa.array(new, pa.int64()))
+        columns = {name: taken[name] for name in ("dataset", "env", "return", "length")}
+        texts = [str(uuid.UUID(bytes=ids[at])) for at in new]
+        named = pa.array([snapshot] * len(new), pa.string())
+        pieces.append(pa.table({"id": pa.array(texts, pa.string()), **columns, "snapshot": named}))
+    return pa.concat_tables(pieces).unify_dictionaries() if pieces else pa.table({"id": []})
+
+
+def runs_that_saw(client: Client, trajectory: str) -> list[str]:
+    """Training runs with the trajectory of this id in a snapshot, as far as these still exist."""
+    found, wanted = [], uuid.UUID(trajectory).bytes
+    has: dict[str, bool] = {}
+    for run in client.runs(kind="train"):
+        for snapshot in run.snapshots:
+            if snapshot not in has:
+                try:
+                    ids = client.manifest(snapshot)["id"]
+                except (Gone, NotFound):
+                    ids = pa.chunked_array([], pa.binary(16))
+                has[snapshot] = bool(pc.is_in(pa.scalar(wanted, pa.binary(16)), ids).as_py())
+            if has[snapshot]:
+                found.append(run.name)
+                break
+    return found
 
 
 def datasets_of(config: dict[str, Any]) -> dict[str, str]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from stepwell._files import whole_file
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, NotFound
-from stepwell.lineage import Lineage, read_lineage
+from stepwell.lineage import Lineage, learned_from, read_lineage, runs_that_saw
 from stepwell.messages import TrajectoryInfo
 
 ABOUT = """\
@@ -19,6 +25,7 @@ EXAMPLES = """\
   stepwell lineage run:first
   stepwell lineage first/500
   stepwell lineage 0198c0de-…
+  stepwell lineage first --trajectories seen.parquet
   stepwell lineage hopper --dot | dot -Tsvg > hopper.svg"""
 
 
@@ -28,9 +35,13 @@ def main(argv: list[str] | None = None) -> int:
         "name", help="a dataset or a run (run:NAME if both have the name), RUN/VERSION, or an id"
     )
     parser.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
+    parser.add_argument("--trajectories", type=Path, metavar="FILE",
+        help="of a run: write all trajectories of its snapshots, as .parquet or .csv")  # fmt: skip
     common.add_connection(parser)
     args = parser.parse_args(argv)
     with common.connect(args) as client:
+        if args.trajectories is not None:
+            return _write_trajectories(client, args.name.removeprefix("run:"), args.trajectories)
         whole = read_lineage(client)
         key = _key(whole, args.name)
         if key is None:
@@ -38,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
             if not (args.dot or args.json):
                 made = info.policy or info.collector or info.source or "unknown"
                 print(f"trajectory {info.id} of {info.dataset}, made by {common.printable(made)}")
-                print(f"  run {info.run or '–'}, env {info.env or '–'}, seed {info.seed}\n")
+                print(f"  run {info.run or '–'}, env {info.env or '–'}, seed {info.seed}")
+                saw = runs_that_saw(client, info.id)
+                print(f"  in the data of: {common.printable(', '.join(saw)) or 'no run'}\n")
             key = _key(whole, info.policy) or f"dataset:{info.dataset}"
     found = whole.around(key)
     if args.dot:
@@ -52,6 +65,18 @@ def main(argv: list[str] | None = None) -> int:
         )
     else:
         _print(found, key)
+    return 0
+
+
+def _write_trajectories(client: Client, name: str, path: Path) -> int:
+    writers = {".parquet": pq.write_table, ".csv": csv.write_csv}
+    if path.suffix not in writers:
+        raise InvalidData("--trajectories", expected="a .parquet or .csv file", got=str(path))
+    # A policy's run, too; what came after the policy is among them.
+    table = learned_from(client, name.partition("/")[0])
+    with whole_file(path) as file:
+        writers[path.suffix](table, file)
+    print(f"{pluralize(len(table), 'trajectory', 'trajectories')} → {path}")
     return 0
 
 

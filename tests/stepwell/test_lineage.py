@@ -2,13 +2,22 @@
 
 import json
 
+import duckdb
 import numpy as np
 import pytest
 
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.cli import main
 from stepwell.errors import InvalidData
-from stepwell.lineage import Edge, Lineage, Node, datasets_of, read_lineage
+from stepwell.lineage import (
+    Edge,
+    Lineage,
+    Node,
+    datasets_of,
+    learned_from,
+    read_lineage,
+    runs_that_saw,
+)
 
 SPEC = EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0")
 
@@ -128,3 +137,46 @@ def test_the_command_takes_any_name(client: Client, service, family: str, capsys
     assert "nothing else is known" in ask(f"{family}-stranger")
     assert main(["lineage", "nobody", "--url", service.url]) == 2
     assert "expected a dataset, run, RUN/VERSION or id" in capsys.readouterr().err
+
+
+def test_the_trajectories_of_a_run_are_those_of_its_snapshots(
+    client: Client, service, name: str, tmp_path, capsys
+) -> None:
+    """Not those of its dataset: what a condition leaves out, or what came later, was never seen."""
+
+    def add(reward: float) -> str:
+        return client.add(
+            name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+            rewards=np.full(2, reward, np.float32), terminated=True,
+        ).id  # fmt: skip
+
+    client.create_dataset(name, SPEC)
+    good, bad = add(1.0), add(-1.0)
+    first = client.create_snapshot(dataset=name, where="return > 0")
+    better = add(2.0)
+    second = client.create_snapshot(dataset=name, where="return > 0", since=first.id)
+    later = add(3.0)
+    run = f"{name}-run"
+    client.create_run(run, "train", config={"dataset": name, "where": "return > 0"})
+    client.patch_run(run, snapshots=[first.id, second.id])
+    table = learned_from(client, run)
+    found = {row["id"]: (row["return"], row["snapshot"]) for row in table.to_pylist()}
+    assert found == {good: (2.0, first.id), better: (4.0, second.id)}
+    assert [runs_that_saw(client, one) for one in (good, bad, better, later)] == [
+        [run], [], [run], []
+    ]  # fmt: skip
+    for suffix in ("parquet", "csv"):
+        path = tmp_path / f"seen.{suffix}"
+        words = ["lineage", f"{run}/1", "--trajectories", str(path), "--url", service.url]
+        assert main(words) == 0 and "2 trajectories →" in capsys.readouterr().out
+        assert duckdb.sql(f"select count(distinct id) from '{path}'").fetchall() == [(2,)]
+    assert main(["lineage", run, "--trajectories", "x.txt", "--url", service.url]) == 2
+    capsys.readouterr()
+    assert main(["lineage", good, "--url", service.url]) == 0
+    assert f"in the data of: {run}\n" in capsys.readouterr().out
+    assert learned_from(client, _empty_run(client, name)).num_rows == 0
+
+
+def _empty_run(client: Client, name: str) -> str:
+    client.create_run(f"{name}-empty", "train")
+    return f"{name}-empty"
