@@ -107,6 +107,11 @@ class Player:
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
         space = self.policy.spaces.observations[key]
+        if isinstance(value, str):
+            raise BatchError(
+                f"obs[{key!r}] is a text; the policy takes {space.shape} ids of its tokens: encode "
+                "it with the vocabulary of the dataset"
+            )
         array = np.array(value, dtype=space.dtype)
         if array.shape != space.shape:
             raise BatchError(f"obs[{key!r}]: expected the shape {space.shape}, got {array.shape}")

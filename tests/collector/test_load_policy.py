@@ -147,6 +147,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         player.act(np.zeros(4))
     with pytest.raises(BatchError, match="missing"):
         player.act({"position": np.zeros(3)})
+    with pytest.raises(BatchError, match=r"obs\['observation'\] is a text; .*\(3,\) ids"):
+        player.act("go to the red ball")
     with pytest.raises(BatchError, match=r"obs\['observation'\] holds NaN"):
         player.act(np.full(3, np.nan))
     bad = tmp_path / "x.safetensors"
