@@ -55,6 +55,11 @@ def _draw(report: Any) -> None:
         f"{formatting.pluralize(report.trajectories, 'trajectory', 'trajectories')}, "
         f"{formatting.pluralize(report.steps, 'step')}{part}"
     )
+    if report.numbers > report.numbers_read:
+        st.caption(
+            f"Of {report.numbers:,} numbers of an observation, the first {report.numbers_read:,} "
+            "were looked at one by one."
+        )
     if not report.findings:
         st.success("Nothing found.", icon=":material/check_circle:")
     for finding in report.findings:

@@ -61,36 +61,48 @@ def sized(client: Client, subject: Subject, count: int, steps: int, most_steps: 
     return dataclasses.replace(subject, ordered=_is_ordered(client, subject))
 
 
-def ask(client: Client, query_of: Query, subject: Subject) -> Answer | None:
-    """Run a query. If the service has too little memory for it, on ever fewer trajectories: what
-    it takes depends on the data, and on what the worker ran before."""
-    while True:
-        found = _try(client, query_of, subject)
-        if not isinstance(found, BadRequest):
-            return found
-        subject = _quarters(subject)[0]
-
-
-def ask_all(client: Client, query_of: Query, subject: Subject) -> set[int]:
-    """The numbers that a query returns, in all parts of the steps, one part at a time."""
-    parts = [dataclasses.replace(subject, part=part) for part in range(subject.one_in)]
-    numbers: set[int] = set()
-    while parts:
-        part = parts.pop()
+def ask(
+    client: Client, query_of: Query, subject: Subject, *, in_groups: bool = False
+) -> list[Answer]:
+    """Run a query, `in_groups`: for a few numbers of the observation at a time. If the service has
+    too little memory for it, for fewer of them, then on ever fewer trajectories: what it takes
+    depends on the data, and on what the worker ran before."""
+    waiting = subject.groups() if in_groups else [subject]
+    answers = []
+    while waiting:
+        part = waiting.pop(0)
         found = _try(client, query_of, part)
-        if found is None:
-            break
         if isinstance(found, BadRequest):
-            parts += _quarters(part)
-            continue
-        numbers |= {int(row[0]) for row in found.rows}
-        if part.steps_table not in found.query:  # it reads trajectories only: all of them, at once
-            break
+            halves = part.halves() if in_groups else []
+            waiting[:0] = halves or _quarters(part, found)[:1]
+        elif found is not None:
+            answers.append(found)
+    return answers
+
+
+def ask_all(
+    client: Client, query_of: Query, subject: Subject, *, in_groups: bool = False
+) -> set[int]:
+    """The numbers that a query returns, in all parts of the steps, one part at a time."""
+    numbers: set[int] = set()
+    for group in subject.groups() if in_groups else [subject]:
+        parts = [dataclasses.replace(group, part=part) for part in range(group.one_in)]
+        while parts:
+            part = parts.pop()
+            found = _try(client, query_of, part)
+            if found is None:
+                break
+            if isinstance(found, BadRequest):
+                parts += (part.halves() if in_groups else []) or _quarters(part, found)
+                continue
+            numbers |= {int(row[0]) for row in found.rows}
+            if part.steps_table not in found.query:  # trajectories only: all of them, at once
+                break
     return numbers
 
 
 def _try(client: Client, query_of: Query, subject: Subject) -> Answer | BadRequest | None:
-    """The answer; the error, if it is too little memory for steps that can be read in parts."""
+    """The answer; the error, if it is too little memory for the steps that it reads."""
     query = query_of(subject)
     if query is None:
         return None
@@ -99,14 +111,16 @@ def _try(client: Client, query_of: Query, subject: Subject) -> Answer | BadReque
     try:
         result = client.sql(query, dataset=subject.name, limit=MOST_ROWS, timeout=SECONDS)
     except BadRequest as error:
-        few = subject.row_count < FEWEST_STEPS or not reads_steps
-        if few or not re.search("(?i)memory", str(error)):
+        if not reads_steps or not re.search("(?i)memory", str(error)):
             raise
         return error
     return Answer(query, subject, result.rows)
 
 
-def _quarters(s: Subject) -> list[Subject]:
+def _quarters(s: Subject, error: BadRequest) -> list[Subject]:
+    """A fourth of the trajectories each; raises the error, if there are few."""
+    if s.row_count < FEWEST_STEPS:
+        raise error
     return [
         dataclasses.replace(
             s, one_in=4 * s.one_in, part=s.part + i * s.one_in, row_count=s.row_count // 4
@@ -122,7 +136,7 @@ def _is_ordered(client: Client, subject: Subject) -> bool:
         asked = ask(client, _order, subject)
     except BadRequest:
         return False
-    return asked is not None and bool(asked.rows[0][0])
+    return all(bool(answer.rows[0][0]) for answer in asked)
 
 
 def _order(s: Subject) -> str:

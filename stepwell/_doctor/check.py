@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from stepwell._sql import literal, quoted
@@ -11,8 +13,10 @@ from stepwell.spaces import Box, EnvSpec, Space
 
 Severity = Literal["error", "warning", "note"]
 LEAVE_OUT = "leave out"
-MOST_NUMBERS = 64
-"""Of a step, that are looked at one by one."""
+MOST_NUMBERS = 512
+"""Of a step, that are looked at one by one; the report says if there are more."""
+NUMBERS_AT_ONCE = 32
+"""In one query, as the memory for it grows with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Subject:
     ordered: bool = False
     """Whether `steps` comes trajectory by trajectory, each by t, as the service writes it. Then a
     query looks back by a row without sorting, which the memory of a query allows for any size."""
+    only: tuple[int, int] | None = None
+    """Which numbers of an observation are read, from and to; None: all."""
 
     @property
     def trajectories(self) -> str:
@@ -83,13 +89,68 @@ class Subject:
         ordered steps they look back to the last row of another trajectory."""
         return "()" if self.ordered else "(partition by trajectory_id order by t)"
 
-    def numbers(self) -> list[tuple[str, str]]:
-        """(name, SQL of a DOUBLE) of single numbers of an observation; images have none."""
-        found = []
+    def vectors(self) -> list[tuple[str, Space, int]]:
+        """(key, space, how many of its numbers are looked at) of an observation; images have no
+        numbers."""
+        found, left = [], MOST_NUMBERS
         for key, space in self.spec.observations.items():
             if self.spec.roles.get(key) != "mask" and not is_blob(space):
-                found += _elements(f"obs.{quoted(key)}", key, space)
-        return found[:MOST_NUMBERS]
+                found.append((key, space, min(size_of(space), left)))
+                left -= found[-1][2]
+        return found
+
+    def numbers(self) -> list[tuple[str, str]]:
+        """(name, SQL of a DOUBLE in `numbered`) of single numbers of an observation."""
+        found = []
+        for key, space, first, last in self._slices():
+            column = quoted(f"_{key}")
+            if space.shape == ():
+                found.append((key, column))
+            else:
+                found += [(f"{key}[{i}]", f"{column}[{i - first + 1}]") for i in range(first, last)]
+        return found
+
+    @property
+    def numbered(self) -> str:
+        """A FROM item: the steps that are read, with columns for the numbers. Of vectors these are
+        short: to read an element takes time and memory for all of its vector."""
+        columns = []
+        for key, space, first, last in self._slices():
+            column = f"obs.{quoted(key)}"
+            if space.shape == ():
+                columns.append(f"cast({column} as double) as {quoted(f'_{key}')}")
+            else:
+                part = f"[{first + 1}:{last}]" if last - first < size_of(space) else ""
+                columns.append(f"({column}::double[]){part} as {quoted(f'_{key}')}")
+        return f"(select trajectory_id, t, is_last, obs, {', '.join(columns)} from {self.steps})"
+
+    def _slices(self) -> list[tuple[str, Space, int, int]]:
+        """(key, space, from, to): which elements of a vector are read."""
+        found, before = [], 0
+        low, high = self.only or (0, MOST_NUMBERS)
+        for key, space, count in self.vectors():
+            first, last = max(0, low - before), min(count, high - before)
+            if first < last:
+                found.append((key, space, first, last))
+            before += count
+        return found
+
+    def groups(self) -> list[Subject]:
+        """The same with a few numbers each: as many in one as in another, or one more."""
+        count = len(self.numbers())
+        parts = -(-count // NUMBERS_AT_ONCE)
+        bounds = [count * i // parts for i in range(parts + 1)] if parts > 1 else []
+        groups = [replace(self, only=bound) for bound in pairwise(bounds)]
+        return groups or [self]
+
+    def halves(self) -> list[Subject]:
+        """The same with half of its numbers each; empty, if that is less than two."""
+        count = len(self.numbers())
+        if count < 4:
+            return []
+        first, last = self.only or (0, count)
+        bounds = (first, first + count // 2, last)
+        return [replace(self, only=bound) for bound in pairwise(bounds)]
 
     def has_floats(self) -> bool:
         """Whether observations are real numbers or images, which hardly ever repeat by chance."""
@@ -113,7 +174,24 @@ def changes(s: Subject) -> str:
         for i, (_, sql) in enumerate(s.numbers(), 1)
     )
     return f"""(select * from (
-  select trajectory_id as id, t, is_last, {columns} from {s.steps}) where t > 0)"""
+  select trajectory_id as id, t, is_last, hash(obs) <> lag(hash(obs)) over {s.over} as changed,
+    {columns} from {s.numbered}) where t > 0)"""
+
+
+def each_number(s: Subject) -> str:
+    """A FROM item: key, i (from 0; NULL for a number that is no element) and value, for every
+    number of every step: the memory for it does not grow with the numbers."""
+    parts = []
+    for key, space, count in s.vectors():
+        column, name = f"obs.{quoted(key)}", literal(key)
+        if space.shape == ():
+            parts.append(f"select {name} as key, null as i, cast({column} as double) as value "
+                         f"from {s.steps}")  # fmt: skip
+        else:
+            parts.append(f"""select {name} as key, i - 1 as i, value from (
+  select generate_subscripts({column}, 1) as i, unnest({column}::double[]) as value
+  from {s.steps}) where i <= {count}""")
+    return f"({' union all '.join(parts)})"
 
 
 Query = Callable[[Subject], str | None]
@@ -132,6 +210,8 @@ class Check:
     query: Query
     repair: str = LEAVE_OUT
     """A version without them, or a sentence."""
+    in_groups: bool = False
+    """Whether it is asked for a few numbers of the observation at a time (`Subject.groups`)."""
 
 
 def named(conditions: list[tuple[str, str]]) -> str:
@@ -145,13 +225,6 @@ def is_blob(space: Space) -> bool:
     return space.dtype == "uint8" and space.shape != ()
 
 
-def _elements(column: str, name: str, space: Space) -> list[tuple[str, str]]:
-    if space.shape == ():
-        return [(name, f"cast({column} as double)")]
-    size = 1
-    for n in space.shape:
-        size *= n
-    return [
-        (f"{name}[{i}]", f"cast({column}[{i + 1}] as double)")
-        for i in range(min(size, MOST_NUMBERS))
-    ]
+def size_of(space: Space) -> int:
+    """How many numbers it has."""
+    return math.prod(space.shape)

@@ -89,7 +89,7 @@ def plan_repair(
             if progress is not None:
                 progress(done, len(rest), check.kind)
             try:
-                seqs = ask_all(client, _seqs(check.query), subject)
+                seqs = ask_all(client, _seqs(check.query), subject, in_groups=check.in_groups)
             except BadRequest as error:
                 not_repaired[check.kind] = str(error).splitlines()[0]
                 continue

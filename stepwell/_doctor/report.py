@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepwell._doctor import copies, rewards, step_changes, trajectory_checks, values
-from stepwell._doctor.asking import MOST_STEPS, ask, subject_of
-from stepwell._doctor.check import LEAVE_OUT, Check, Severity, Subject
+from stepwell._doctor.asking import MOST_STEPS, Answer, ask, subject_of
+from stepwell._doctor.check import LEAVE_OUT, Check, Severity, Subject, size_of
 from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest, ServiceError, ServiceUnreachable
@@ -70,6 +70,10 @@ class Report:
     steps: int
     one_in: int
     """Steps of one in so many trajectories were read."""
+    numbers: int = 0
+    """Of an observation; images have none."""
+    numbers_read: int = 0
+    """The first so many of them were looked at one by one."""
     findings: list[Finding] = field(default_factory=list)
     """Errors first."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -90,7 +94,8 @@ def diagnose(
     Raises `NotFound` for an unknown dataset or version.
     """
     subject, count, steps = subject_of(client, dataset, most_steps)
-    report = Report(dataset, count, steps, subject.one_in)
+    numbers = sum(size_of(space) for _, space, _ in subject.vectors())
+    report = Report(dataset, count, steps, subject.one_in, numbers, len(subject.numbers()))
     for done, check in enumerate(checks):
         if progress is not None:
             progress(done, len(checks), check.kind)
@@ -111,16 +116,18 @@ def _examine(
     client: Client, check: Check, subject: Subject, dataset: str, count: int
 ) -> Finding | None:
     """The finding of one check, or None; the dataset has `count` trajectories."""
-    answer = ask(client, check.query, subject)
-    if answer is None or not answer.rows:
+    answers = _telling(ask(client, check.query, subject, in_groups=check.in_groups))
+    if not answers:
         return None
-    ids = list(dict.fromkeys(str(row[0]) for row in answer.rows if row[0] is not None))
-    one_in = answer.subject.one_in if subject.steps_table in answer.query else 1
+    rows = [row for answer in answers for row in answer.rows]
+    ids = list(dict.fromkeys(str(row[0]) for row in rows if row[0] is not None))
+    reads_steps = subject.steps_table in answers[0].query
+    one_in = max(answer.subject.one_in for answer in answers) if reads_steps else 1
     wholesale = not ids or len(ids) >= max(FEWEST, NEARLY_ALL * count / one_in)
     n = pluralize(len(ids), "trajectory", "trajectories")
     if ids and wholesale:
         n = f"(nearly) all trajectories ({len(ids):,})"
-    message = check.says.format(n=n, what=answer.rows[0][1])
+    message = check.says.format(n=n, what=rows[0][1])
     if one_in > subject.one_in:
         message += f" (of one in {one_in} trajectories)"
     leave_out = check.repair == LEAVE_OUT and not wholesale
@@ -128,9 +135,28 @@ def _examine(
     if repair == LEAVE_OUT:
         repair = _commands(check.kind, dataset) if leave_out else REMAKE
     return Finding(
-        check.kind, check.severity, message, len(ids), ids[:EXAMPLES], answer.query, repair,
+        check.kind, check.severity, message, len(ids), ids[:EXAMPLES], _joined(answers), repair,
         leave_out, wholesale,
     )  # fmt: skip
+
+
+def _telling(answers: list[Answer]) -> list[Answer]:
+    """Those that name a trajectory which none before them names, or the dataset."""
+    told: set[str] = set()
+    telling = []
+    for answer in answers:
+        if {str(row[0]) for row in answer.rows} - told:
+            telling.append(answer)
+            told |= {str(row[0]) for row in answer.rows}
+    return telling
+
+
+def _joined(answers: list[Answer]) -> str:
+    """One query for what several found, each trajectory once."""
+    if len(answers) == 1:
+        return answers[0].query
+    parts = " union all\n".join(f"(\n{answer.query}\n)" for answer in answers)
+    return f"select id, first(what) as what from (\n{parts}\n) group by id"
 
 
 def _commands(kind: str, dataset: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell._doctor.check import Check, Subject, changes, named
-from stepwell._sql import literal
+from stepwell._sql import literal, quoted
 
 EPISODE = 20
 """Steps below which an episode that stands still says little."""
@@ -24,7 +24,7 @@ where still and rows > {EPISODE // 2}
 
 def _stuck_number(s: Subject) -> str | None:
     numbers = s.numbers()
-    if len(numbers) < 2:
+    if not numbers or (len(numbers) < 2 and s.only is None):
         return None
     each = range(1, len(numbers) + 1)
     moves = ", ".join(f"avg((d{i} > 0)::int) as m{i}" for i in each)
@@ -33,11 +33,11 @@ def _stuck_number(s: Subject) -> str | None:
         (literal(name), f"m{i} = 0 and u{i} > 0.8 and s{i} < 0.05 + 1 / u.n")
         for i, (name, _) in enumerate(numbers, 1)
     ]
-    moving = " + ".join(f"m{i}" for i in each)
     return f"""with e as (
-  select id, {moves} from {changes(s)} group by id having count(*) > {EPISODE}),
+  select id, {moves}, bool_or(changed) as changed from {changes(s)}
+  group by id having count(*) > {EPISODE}),
 u as (select count(*) as n, {usual} from e),
-w as (select id, {named(conditions)} as what from e, u where n >= 10 and {moving} > 0)
+w as (select id, {named(conditions)} as what from e, u where n >= 10 and changed)
 select id, what from w where what is not null"""
 
 
@@ -55,12 +55,14 @@ def _jumps(s: Subject, where: str) -> str | None:
     at = 1 - min(0.01, max(0.001, 20 / max(s.row_count, 1)))
     great = ", ".join(f"nullif(approx_quantile(d{i}, {at}), 0) as q{i}" for i in each)
     moving = " + ".join(f"(q{i} is not null)::int" for i in each)
+    # Of some numbers of many, one that moves alone may be an angle.
+    least = f"least(2, {moving})" if s.only is None else "2"
     wild = " + ".join(f"coalesce((d{i} > {FAR / 2} * q{i})::int, 0)" for i in each)
     far = ", ".join(f"coalesce(d{i} / q{i}, 0)" for i in each)
     return f"""with q as (select count(*) as n, {great} from {changes(s)}),
 j as (
   select id, t, is_last, list_max([{far}]) as jump from {changes(s)}, q
-  where n >= 200 and {moving} > 0 and ({wild}) >= least(2, {moving}))
+  where n >= 200 and {moving} > 0 and ({wild}) >= {least})
 select id, 'step ' || arg_max(t, jump) || ': ' || round(max(jump), 1)
   || ' times a great change' as what
 from j where {where} and jump > {FAR}
@@ -117,10 +119,13 @@ and t > 0 group by id"""
 
 
 def _last_is_zero(s: Subject) -> str | None:
-    numbers = s.numbers()
-    if len(numbers) < 2 or not s.has_floats():
+    if len(s.numbers()) < 2 or not s.has_floats():
         return None
-    zero = " and ".join(f"{sql} = 0" for _, sql in numbers)
+    zero = " and ".join(
+        f"cast(obs.{quoted(key)} as double) = 0" if space.shape == ()
+        else f"len(list_filter(obs.{quoted(key)}::double[], lambda x: x <> 0)) = 0"
+        for key, space, _ in s.vectors()
+    )  # fmt: skip
     return f"""with z as not materialized (
   select trajectory_id as id, is_last, {zero} as zero from {s.steps})
 select z.id, '' as what from z join {s.trajectories} t on t.id = z.id
@@ -132,11 +137,11 @@ CHECKS = (
     Check("constant_episode", "warning", "{n} with one observation from begin to end ({what})",
           _constant_episode),
     Check("stuck_number", "warning", "{n} with a number that never changes, elsewhere it does "
-          "({what})", _stuck_number),
+          "({what})", _stuck_number, in_groups=True),
     Check("teleport", "warning", "{n} with a change within an episode that is far beyond all "
-          "others ({what}): two episodes in one?", _teleport),
+          "others ({what}): two episodes in one?", _teleport, in_groups=True),
     Check("final_jump", "warning", "{n} with a last observation far from the one before ({what}): "
-          "that of another episode?", _final_jump),
+          "that of another episode?", _final_jump, in_groups=True),
     Check("last_is_next_first", "error", "{n} ending with the first observation of the next "
           "trajectory", _last_is_next_first),
     Check("last_is_copy", "warning", "{n} ending with a copy of the observation before",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from stepwell._doctor.check import Check, Subject, is_blob, named
+from stepwell._doctor.check import (
+    MOST_NUMBERS,
+    Check,
+    Subject,
+    each_number,
+    is_blob,
+    named,
+    size_of,
+)
 from stepwell._sql import literal, quoted
 from stepwell.spaces import Box, Discrete
 
@@ -24,30 +32,28 @@ def _sentinel(s: Subject) -> str | None:
         )
         for i, (name, sql) in enumerate(numbers)
     ]
-    return f"""with q as (select {quantiles} from {s.steps}),
-w as (select trajectory_id as id, t, {named(conditions)} as what from {s.steps}, q)
+    return f"""with q as (select {quantiles} from {s.numbered}),
+w as (select trajectory_id as id, t, {named(conditions)} as what from {s.numbered}, q)
 select id, 'step ' || min(t) || ': ' || arg_min(what, t) as what from w
 where what is not null group by id"""
 
 
 def _constant_number(s: Subject) -> str | None:
-    numbers = s.numbers()
-    if not numbers:
+    if not s.numbers():
         return None
-    constant = ", ".join(f"min({sql}) = max({sql})" for _, sql in numbers)
-    names = ", ".join(literal(name) for name, _ in numbers)
-    return f"""with c as (select [{constant}] as c, count(*) as n from {s.steps})
-select null as id, string_agg(name, ', ') as what
-from (select unnest(c) as is_constant, unnest([{names}]) as name, n from c)
-where is_constant and n > 50 having count(*) > 0"""
+    return f"""with c as (
+  select key, i from {each_number(s)} group by all
+  having min(value) = max(value) and count(*) > 50)
+select null as id,
+  string_agg(key || coalesce('[' || i || ']', ''), ', ' order by key, i) as what
+from c having count(*) > 0"""
 
 
 def _units(s: Subject) -> str | None:
-    numbers = s.numbers()
-    if len(numbers) < 2:
+    if len(s.numbers()) < 2:
         return None
-    spreads = ", ".join(f"stddev_pop({sql})" for _, sql in numbers)
-    return f"""with u as (select unnest([{spreads}]) as spread from {s.steps})
+    return f"""with u as (
+  select key, i, stddev_pop(value) as spread from {each_number(s)} group by all)
 select null as id, 'from ' || min(spread) || ' to ' || max(spread) as what from u
 where spread > 0 having max(spread) > 1e6 * min(spread)"""
 
@@ -105,10 +111,8 @@ where not is_last and ({" or ".join(parts)}) group by all"""
 def _action_numbers(sql: str, space: Box) -> list[str]:
     if space.shape == ():
         return [f"cast({sql} as double)"]
-    size = 1
-    for n in space.shape:
-        size *= n
-    return [f"cast({sql}[{i + 1}] as double)" for i in range(min(size, 32))]
+    count = min(size_of(space), MOST_NUMBERS)
+    return [f"cast({sql}[{i + 1}] as double)" for i in range(count)]
 
 
 def _constant_action(s: Subject) -> str | None:
@@ -162,7 +166,8 @@ from {s.steps} where not is_last having avg(({" or ".join(parts)})::int) > 0.9""
 
 
 CHECKS = (
-    Check("sentinel", "warning", "{n} with numbers far beyond all others ({what})", _sentinel),
+    Check("sentinel", "warning", "{n} with numbers far beyond all others ({what})", _sentinel,
+          in_groups=True),
     Check("constant_number", "note", "these numbers never change: {what}", _constant_number,
           "nothing; an agent learns nothing from them"),
     Check("units", "note", "spreads of the numbers differ by more than a million: {what}", _units,

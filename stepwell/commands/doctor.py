@@ -95,6 +95,9 @@ def _print_repair(repair: Repair, version: str) -> None:
 def _print(report: Report, shown: list[Finding], *, sql: bool) -> None:
     part = f", of which one in {report.one_in} was read" if report.one_in > 1 else ""
     print(f"{report.dataset}: {report.trajectories:,} trajectories, {report.steps:,} steps{part}")
+    if report.numbers > report.numbers_read:
+        print(f"of {report.numbers:,} numbers of an observation, the first "
+              f"{report.numbers_read:,} were looked at one by one")  # fmt: skip
     for f in shown:
         print(f"\n{f.severity}: {f.kind}: {common.printable(f.message)}")
         if f.examples:

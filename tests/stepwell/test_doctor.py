@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stepwell import Box, Client, EnvSpec
+from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell._doctor.asking import ask, ask_all
+from stepwell._doctor.check import MOST_NUMBERS, Subject
 from stepwell.cli import main
 from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose, plan_repair
-from stepwell.errors import InvalidData, NotFound
+from stepwell.errors import BadRequest, InvalidData, NotFound
 from tests.stepwell.doctor_corpus import CLEAN, PLANTS, Episode, Plant, make
 
 pytestmark = pytest.mark.timeout(600)
@@ -176,6 +179,81 @@ def test_of_very_large_data_a_part_is_read(client: Client, name: str) -> None:
     report = diagnose(client, name, most_steps=400)
     assert report.one_in == 4 and report.steps == 1600
     assert report.failed == {} and loud(report) == {}
+
+
+def wide(numbers: int, episodes: int = 20, steps: int = 60) -> tuple[EnvSpec, list[Episode]]:
+    rng = np.random.default_rng(0)
+    spec = EnvSpec.of(Box((numbers,)), Box((2,), low=-1.0, high=1.0))
+    return spec, [
+        {
+            "obs": np.cumsum(rng.normal(0, 0.1, (steps + 1, numbers)), axis=0, dtype=np.float32),
+            "actions": rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
+            "rewards": rng.normal(size=steps).astype(np.float32),
+            "terminated": False,
+            "truncated": True,
+        }
+        for _ in range(episodes)
+    ]
+
+
+@pytest.mark.parametrize("numbers", [60, 100, 348])
+def test_wide_observations_are_examined_with_the_default_memory(
+    client: Client, name: str, numbers: int
+) -> None:
+    spec, episodes = wide(numbers)
+    episodes[5]["obs"][7, 3] = -999.0
+    episodes[7]["obs"][9, numbers - 1] = -999.0
+    episodes[7]["obs"][9, 2] = -999.0
+    episodes[11]["obs"][:, numbers - 2] = 0.5
+    episodes[13]["obs"][50:] += 6.0
+    ids = store(client, name, spec, episodes)
+    kinds = {"constant_number", "units", "last_is_zero"}
+    checks = tuple(check for check in CHECKS if check.in_groups or check.kind in kinds)
+    report = diagnose(client, name, checks=checks)
+    assert report.failed == {} and report.numbers == report.numbers_read == numbers
+    found = {f.kind: f for f in report.findings}
+    for kind, wrong in (("sentinel", [5, 7]), ("stuck_number", [11]), ("teleport", [13])):
+        rows = client.sql(found[kind].sql, dataset=name, limit=100).rows
+        assert sorted(str(row[0]) for row in rows) == sorted(ids[i] for i in wrong)
+        assert found[kind].trajectories == len(wrong)
+    assert f"observation[{numbers - 2}]" in found["stuck_number"].message
+    plan = plan_repair(client, report, kinds=["sentinel", "stuck_number"])
+    assert plan.left_out == {"sentinel": 2, "stuck_number": 1} and plan.not_repaired == {}
+
+
+def test_numbers_that_are_not_examined_are_said(client: Client, service, name: str, capsys) -> None:
+    spec, episodes = wide(MOST_NUMBERS + 8, episodes=2, steps=5)
+    store(client, name, spec, episodes)
+    main(["doctor", name, "--url", service.url, "--findings", "sentinel"])
+    assert "of 520 numbers of an observation, the first 512 were looked at" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("only", [None, (0, 2), (1, 4), (3, 6)])
+def test_numbers_of_several_keys_are_read_in_parts(only: tuple[int, int] | None) -> None:
+    spec = EnvSpec.of({"a": Box((2,)), "b": Box(()), "c": Box((3,))}, Discrete(2))
+    subject = dataclasses.replace(Subject("x", spec), only=only)
+    names = ["a[0]", "a[1]", "b", "c[0]", "c[1]", "c[2]"]
+    assert [number for number, _ in subject.numbers()] == names[slice(*(only or (0, 6)))]
+
+
+def test_too_little_memory_for_numbers_halves_them_first(client: Client, name: str) -> None:
+    spec, episodes = wide(20)
+    store(client, name, spec, episodes)
+    seen = []
+
+    def query_of(s: Subject) -> str:
+        seen.append(len(s.numbers()))
+        if len(s.numbers()) > 5:
+            return f"select error('out of memory') from {s.steps_table}"
+        return f"select {len(s.numbers())} from {s.steps_table} limit 1"
+
+    subject = Subject(name, spec)
+    assert [a.rows for a in ask(client, query_of, subject, in_groups=True)] == [[(5,)]] * 4
+    assert ask_all(client, query_of, subject, in_groups=True) == {5}
+    with pytest.raises(BadRequest, match="out of memory"):
+        ask(client, query_of, subject)
 
 
 def test_the_command_names_what_it_finds(client: Client, service, name: str, capsys) -> None:
