@@ -60,12 +60,14 @@ def _draw(report: Any) -> None:
             f"Of {report.numbers:,} numbers of an observation, the first {report.numbers_read:,} "
             "were looked at one by one."
         )
-    if not report.findings:
+    if not report.findings and not report.failed:
         st.success("Nothing found.", icon=":material/check_circle:")
     for finding in report.findings:
         _finding(report.dataset, finding)
     for kind, why in report.failed.items():
         st.warning(f"{kind} was not checked: {why}")
+    if report.failed and not report.findings:
+        st.caption("The other checks found nothing.")
     if any(finding.leave_out for finding in report.findings):
         _repair(report)
 

@@ -73,14 +73,14 @@ def main(argv: list[str] | None = None) -> int:
             common.print_json(dataclasses.asdict(repair) | {"version": version.version})
         else:
             _print_repair(repair, version.version)
-        return 0
+        return 1 if report.failed.keys() & repair.not_repaired.keys() else 0
     most = SEVERITIES.index(args.severity or "note")
     shown = [f for f in report.findings if SEVERITIES.index(f.severity) <= most]
     if args.json:
         common.print_json(dataclasses.asdict(report) | {"findings": shown})
     else:
         _print(report, shown, sql=args.sql)
-    return 1 if any(f.severity != "note" for f in shown) else 0
+    return 1 if report.failed or any(f.severity != "note" for f in shown) else 0
 
 
 def _print_repair(repair: Repair, version: str) -> None:
@@ -106,7 +106,7 @@ def _print(report: Report, shown: list[Finding], *, sql: bool) -> None:
         if sql:
             print("  SQL:\n" + "\n".join(f"    {line}" for line in f.sql.splitlines()))
         print("  to do: " + f.repair.replace("\n", "\n    "))
-    if not shown:
-        print("nothing found")
     for kind, why in report.failed.items():
         print(f"\n{kind}: not checked: {common.printable(why)}")
+    if not shown:
+        print("nothing found by the other checks" if report.failed else "nothing found")

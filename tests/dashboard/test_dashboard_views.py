@@ -19,6 +19,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api, components, curve_cache
 from stepwell import Box, Client, Discrete, EnvSpec, cli
 from stepwell.confidence_intervals import iqm
+from stepwell.doctor import Report
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
 
@@ -873,6 +874,20 @@ def test_d4rl_environments_and_data_stand_beside_policies(
     assert table["interval of the mean"][f"{name}/1"] == "1000.00 … 1200.00"
     drawn.segmented_control(key="statistic").set_value("IQM").run()
     check(drawn)
+
+
+def test_the_doctor_says_what_was_not_checked_and_not_that_nothing_was_found(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_dataset(name, EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0"))
+    report = Report(name, 3, 9, 1, 600, 512, failed={"sentinel": "out of memory"})
+    monkeypatch.setattr("stepwell.doctor.diagnose", lambda *_, **__: report)
+    drawn = page("doctor", service.url, dataset=name)
+    drawn.button(key="check").click().run()
+    check(drawn)
+    assert "sentinel was not checked: out of memory" in texts(drawn)
+    assert "Of 600 numbers of an observation, the first 512" in texts(drawn)
+    assert "Nothing found" not in texts(drawn) and not drawn.success
 
 
 def test_the_doctor_shows_what_it_found_with_its_sql(

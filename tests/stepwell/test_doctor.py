@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell._doctor.asking import ask, ask_all
-from stepwell._doctor.check import MOST_NUMBERS, Subject
+from stepwell._doctor.check import MOST_NUMBERS, Check, Subject
 from stepwell.cli import main
 from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose, plan_repair
 from stepwell.errors import BadRequest, InvalidData, NotFound
@@ -254,6 +254,37 @@ def test_too_little_memory_for_numbers_halves_them_first(client: Client, name: s
     assert ask_all(client, query_of, subject, in_groups=True) == {5}
     with pytest.raises(BadRequest, match="out of memory"):
         ask(client, query_of, subject)
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_check_that_could_not_be_made_is_no_clean_bill(
+    client: Client, service, name: str, capsys, monkeypatch: pytest.MonkeyPatch, repair: bool
+) -> None:
+    store(client, name, CLEAN["pendulum"][1], make("pendulum"))
+    broken = Check("sentinel", "warning", "{n}", lambda s: f"select no_such from {s.steps}")
+    monkeypatch.setattr("stepwell.commands.doctor.CHECKS", (broken,))
+    words = ["--repair", "clean"] if repair else []
+    assert main(["doctor", name, "--url", service.url, *words]) == (2 if repair else 1)
+    said = capsys.readouterr()
+    if not repair:
+        assert "sentinel: not checked" in said.out
+        assert "nothing found by the other checks" in said.out
+    else:
+        assert "sentinel" in said.err and client.versions(name) == []
+
+
+def test_a_repair_without_a_check_that_was_asked_for_has_status_1(
+    client: Client, service, name: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = make("pendulum")
+    next(p for p in PLANTS if p.kind == "duplicate").change(episodes)
+    store(client, name, CLEAN["pendulum"][1], episodes)
+    broken = Check("sentinel", "warning", "{n}", lambda s: f"select no_such from {s.steps}")
+    some = (broken, *(check for check in CHECKS if check.kind == "duplicate"))
+    monkeypatch.setattr("stepwell.commands.doctor.CHECKS", some)
+    assert main(["doctor", name, "--url", service.url, "--repair", "clean"]) == 1
+    assert "not repaired: sentinel" in capsys.readouterr().out
+    assert client.version(f"{name}@clean").statistics.trajectories == 35
 
 
 def test_the_command_names_what_it_finds(client: Client, service, name: str, capsys) -> None:
