@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from stepwell._doctor.check import Check, Subject
 
+FEW = 10
+"""Different rewards, up to which they are choices of the task and none is an outlier."""
+
 
 def _zero_rewards(s: Subject) -> str:
     return f"""select null as id, '' as what from {s.steps}
@@ -11,12 +14,18 @@ where not is_last having count(*) > 0 and max(abs(reward)) = 0"""
 
 
 def _reward_outlier(s: Subject) -> str:
-    return f"""with q as (
+    # Where most rewards are 0, those of a success are compared with each other.
+    return f"""with z as (
+  select avg((reward = 0)::int) > 0.5 as sparse, approx_count_distinct(reward) as different
+  from {s.steps} where not is_last),
+q as (
   select approx_quantile(reward, 0.002) as low, approx_quantile(reward, 0.998) as high,
-    approx_quantile(reward, 0.5) as middle, count(*) as n from {s.steps} where not is_last),
+    approx_quantile(reward, 0.5) as middle, count(*) as n
+  from {s.steps}, z where not is_last and different > {FEW} and not (sparse and reward = 0)),
 o as (
   select trajectory_id as id, t, reward from {s.steps}, q
-  where not is_last and high > low and n >= 500 and abs(reward - middle) > 10 * (high - low))
+  where not is_last and high > low and n >= 500 and abs(reward - middle) > 10 * (high - low)
+    and (reward <> 0 or not (select sparse from z)))
 select id, 'step ' || min(t) || ': ' || first(reward) as what from o
 where (select count(distinct id) from o)
   <= greatest(1, 0.05 * (select count(*) from {s.trajectories})) group by id"""

@@ -256,6 +256,19 @@ def test_too_little_memory_for_numbers_halves_them_first(client: Client, name: s
         ask(client, query_of, subject)
 
 
+@pytest.mark.parametrize("successes", [1, 2, 12])
+def test_a_rare_success_is_no_outlier(client: Client, name: str, successes: int) -> None:
+    """The rewards of all successes differ, as they do where earlier ones are worth more."""
+    episodes = make("cart")
+    for i, episode in enumerate(episodes):
+        episode["rewards"] = np.zeros_like(episode["rewards"])
+        if i >= len(episodes) - successes:
+            episode["rewards"][-1] = 1 + i / 100
+    store(client, name, CLEAN["cart"][1], episodes)
+    report = diagnose(client, name)
+    assert report.failed == {} and loud(report) == {}
+
+
 @pytest.mark.parametrize("repair", [False, True])
 def test_a_check_that_could_not_be_made_is_no_clean_bill(
     client: Client, service, name: str, capsys, monkeypatch: pytest.MonkeyPatch, repair: bool
