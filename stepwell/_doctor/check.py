@@ -167,10 +167,10 @@ class Subject:
 
 
 def changes(s: Subject) -> str:
-    """A FROM item: steps with |change| since the one before of each number, as d1, d2 …; without
-    first steps."""
+    """A FROM item: steps with |change| since the one before of each number, as d1, d2 …, and its
+    value, as x1, x2 …; without first steps."""
     columns = ", ".join(
-        f"abs({sql} - lag({sql}) over {s.over}) as d{i}"
+        f"abs({sql} - lag({sql}) over {s.over}) as d{i}, {sql} as x{i}"
         for i, (_, sql) in enumerate(s.numbers(), 1)
     )
     return f"""(select * from (

@@ -7,6 +7,12 @@ from stepwell._doctor.check import Check, Subject
 START = 10
 """Steps after which two trajectories do not agree by chance, except in small worlds."""
 MOST_HASHES = 150_000
+LONG = 50
+"""Steps after which they do not agree by chance where observations are few."""
+
+
+def _least(s: Subject) -> int:
+    return START if s.has_floats() else LONG
 
 
 def _contents(steps: str) -> str:
@@ -33,7 +39,7 @@ def _duplicate(s: Subject) -> str:
     # Of copies the first one stays; evaluation episodes come first, as the others leak from them.
     return f"""with {_contents(s.steps)},
 p as (select c.id, content, purpose from c join {s.trajectories} t on t.id = c.id, small
-  where rows > {START} and not is_small)
+  where rows > {_least(s)} and not is_small)
 select id, 'as ' || first(id) over w as what from p
 window w as (partition by content order by purpose, id)
 qualify row_number() over w > 1"""
@@ -42,7 +48,7 @@ qualify row_number() over w > 1"""
 def _content_leak(s: Subject) -> str:
     return f"""with {_contents(s.steps_and_eval)},
 p as (select c.id, content, purpose from c join {s.all_trajectories} t on t.id = c.id, small
-  where rows > {START} and not is_small)
+  where rows > {_least(s)} and not is_small)
 select id, '' as what from p where purpose = 'train'
   and content in (select content from p where purpose = 'eval')"""
 
@@ -51,14 +57,25 @@ def _near_duplicate(s: Subject) -> str:
     # Of large data, a part of the steps is compared: chosen by content, so equal ones are chosen
     # in both trajectories.
     part = max(1, s.row_count // MOST_HASHES)
+    # Where paths meet, as at a wall, they go on alike by chance; of large data not all are seen.
     return f"""with {_contents(s.steps)},
 part_of as materialized (
-  select trajectory_id as id, md5_number_lower(concat(hash(obs), '/', hash(action))) as h
-  from {s.steps} where not is_last and hash(obs) % {part} = 0),
+  select id, t, o, a, before, md5_number_lower(concat(o, '/', a)) as h from (
+    select trajectory_id as id, t, is_last, hash(obs) as o, hash(action) as a,
+      lag(hash(obs)) over {s.over} as before
+    from {s.steps})
+  where not is_last and o % {part} = 0),
+meetings as (
+  select o from part_of where t > 0 and before <> o group by o
+  having count(*) >= 3 and min(before) <> max(before) and min(a) <> max(a)),
+until as (
+  select id, min(t) as first from part_of where o in (select o from meetings) group by id),
 shared as (
   select h, min(id) as a from part_of group by h having min(id) <> max(id)),
 pairs as (
-  select a, id as b, count(*) * {part} as n from shared join part_of using (h) where id <> a
+  select shared.a, p.id as b, count(*) * {part} as n from shared join part_of p using (h)
+    left join until u on u.id = p.id
+  where p.id <> shared.a and p.t < coalesce(first, p.t + 1)
   group by all having count(*) >= 3 and count(*) * {part} >= {START}),
 ordered as (
   select if(a.purpose = 'train' and b.purpose = 'eval', a.id, b.id) as copy,

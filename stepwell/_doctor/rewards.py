@@ -33,11 +33,14 @@ where (select count(distinct id) from o)
 
 def _reward_scale(s: Subject) -> str:
     return f"""with e as (
-  select trajectory_id as id, approx_quantile(abs(reward), 0.9) as size from {s.steps}
+  select trajectory_id as id, approx_quantile(abs(reward), 0.9) as size,
+    approx_quantile(abs(reward), 0.5) as middle from {s.steps}
   where not is_last and reward <> 0 group by all),
-m as (select median(size) as usual from e)
+m as (
+  select median(size) as usual, (select approx_count_distinct(reward) from {s.steps}) as different
+  from e)
 select id, size || ', usually ' || usual as what from e, m
-where usual > 0 and size > 30 * usual
+where usual > 0 and size > 30 * usual and (different > {FEW} or middle > 30 * usual)
   and (select avg((size > 30 * usual)::int) from e, m) < 0.4"""
 
 

@@ -10,6 +10,9 @@ EPISODE = 20
 FAR = 4.0
 """A jump, in units of a great change: the 99th percentile, in large data the 99.9th."""
 
+ROUGH = 3.0
+"""A number that changes so many times as much for its spread as the smoothest may be a speed."""
+
 
 def _constant_episode(s: Subject) -> str | None:
     if not s.has_floats():
@@ -47,21 +50,31 @@ select id, what from w where what is not null"""
 def _jumps(s: Subject, where: str) -> str | None:
     """Steps in which two numbers or more change far more than they nearly ever do, in few
     trajectories. An angle that wraps changes alone; what collides often is no jump, as each
-    number is measured by its own changes."""
+    number is measured by its own changes. One that mostly stands still, such as a force of
+    contact, has no usual change. A collision turns speeds, but places do not jump: one of the
+    numbers that change least for their spread has to be far."""
     numbers = s.numbers()
     if not numbers:
         return None
     each = range(1, len(numbers) + 1)
     at = 1 - min(0.01, max(0.001, 20 / max(s.row_count, 1)))
-    great = ", ".join(f"nullif(approx_quantile(d{i}, {at}), 0) as q{i}" for i in each)
+    great = ", ".join(
+        f"if(approx_quantile(d{i}, 0.5) > 1e-3 * approx_quantile(d{i}, {at}), "
+        f"approx_quantile(d{i}, {at}), null) as q{i}, stddev_pop(x{i}) as r{i}"
+        for i in each
+    )
     moving = " + ".join(f"(q{i} is not null)::int" for i in each)
     # Of some numbers of many, one that moves alone may be an angle.
     least = f"least(2, {moving})" if s.only is None else "2"
     wild = " + ".join(f"coalesce((d{i} > {FAR / 2} * q{i})::int, 0)" for i in each)
-    far = ", ".join(f"coalesce(d{i} / q{i}, 0)" for i in each)
+    rough = ", ".join(f"q{i} / nullif(r{i}, 0)" for i in each)
+    far = ", ".join(
+        f"coalesce(if(q{i} / r{i} <= {ROUGH} * smooth, d{i} / q{i}, 0), 0)" for i in each
+    )
     return f"""with q as (select count(*) as n, {great} from {changes(s)}),
 j as (
-  select id, t, is_last, list_max([{far}]) as jump from {changes(s)}, q
+  select id, t, is_last, list_max([{far}]) as jump
+  from {changes(s)}, (select *, list_min([{rough}]) as smooth from q)
   where n >= 200 and {moving} > 0 and ({wild}) >= {least})
 select id, 'step ' || arg_max(t, jump) || ': ' || round(max(jump), 1)
   || ' times a great change' as what
@@ -115,7 +128,8 @@ def _repeated_observation(s: Subject) -> str | None:
     return f"""{_pairs(s)}
 select id, 'step ' || min(t) as what from p
 where same and not is_last and (select avg(same::int) from p where t > 0 and not is_last) < 0.005
-and t > 0 group by id"""
+  and (select approx_count_distinct(hash(obs)) > 0.7 * count(*) from {s.steps})
+  and t > 0 group by id"""
 
 
 def _last_is_zero(s: Subject) -> str | None:

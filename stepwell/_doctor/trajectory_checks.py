@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from stepwell._doctor.check import Check, Subject
 
+SHORT = 10
+"""Steps: where there are shorter episodes, one of a single step is no wonder."""
+
 
 def _open_end(s: Subject) -> str:
     return f"""select id, 'step ' || (first_step + length) as what from {s.trajectories} a
@@ -14,7 +17,8 @@ where not terminated and not truncated and not exists (
 
 def _one_step(s: Subject) -> str:
     return f"""select id, '' as what from {s.trajectories}
-where length = 1 and (select median(length) from {s.trajectories}) >= 5"""
+where length = 1 and (select count(*) from {s.trajectories} where length > 1) > 0
+  and not exists (select 1 from {s.trajectories} where length between 2 and {SHORT - 1})"""
 
 
 def _unmarked_timeout(s: Subject) -> str:
@@ -22,10 +26,11 @@ def _unmarked_timeout(s: Subject) -> str:
   select max(length) as longest, count(distinct length) as lengths, count(*) as n
   from {s.trajectories}),
 longest_ones as (
-  select count(*) as n from {s.trajectories}, l where length = longest)
+  select count(*) as n, avg(terminated::int) as ended from {s.trajectories}, l
+  where length = longest)
 select id, longest || ' steps' as what from {s.trajectories} t, l, longest_ones o
 where t.terminated and length = longest and longest >= 20 and lengths >= 4
-  and o.n >= greatest(4, 0.1 * l.n)"""
+  and o.n >= greatest(4, 0.1 * l.n) and o.ended > 0.5"""
 
 
 def _early_truncation(s: Subject) -> str:
@@ -73,7 +78,8 @@ CHECKS = (
         "{n} neither terminated nor truncated, and not going on in another trajectory",
         _open_end,
     ),
-    Check("one_step", "warning", "{n} of a single step, where most others have many", _one_step),
+    Check("one_step", "warning", "{n} of a single step, where all others have ten or more",
+          _one_step),
     Check(
         "unmarked_timeout", "warning",
         "{n} terminated at exactly the greatest length ({what}): time limits, not ends?",

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collector.builtin.__main__ import KINDS
+from collector.builtin.generate import generate
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell._doctor.asking import ask, ask_all
 from stepwell._doctor.check import MOST_NUMBERS, Check, Subject
@@ -41,6 +43,30 @@ def test_clean_data_have_no_warning(client: Client, name: str, base: str) -> Non
         report = diagnose(client, f"{name}-{seed}")
         assert report.failed == {}
         assert loud(report) == {}
+
+
+GENERATED = {
+    "cliff-walking-noisy": {"episodes": 150},
+    "gridworld-random": {"episodes": 150},
+    "find-block-noisy": {"episodes": 150},
+    "mountaincar-noisy": {"episodes": 150},
+    "maze2d-sparse": {"steps": 40_000},
+    "maze2d-medium": {"steps": 40_000},
+}
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+def test_data_of_our_own_generators_have_no_warning(
+    client: Client, service, name: str, tmp_path: Path, kind: str
+) -> None:
+    if kind.startswith("maze2d"):
+        pytest.importorskip("gymnasium_robotics")
+    path = tmp_path / "made.hdf5"
+    generate(KINDS[kind], path, seed=0, **{"steps": None, **GENERATED[kind]})
+    words = ["--dataset", name, "--env", "Made-v0", "--url", service.url]
+    assert main(["import", str(path), *words]) == 0
+    report = diagnose(client, name)
+    assert report.failed == {} and loud(report) == {}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.kind}-{p.base}-{p.where}")
