@@ -91,13 +91,10 @@ where {" or ".join(parts)} group by all"""
 def _outside(s: Subject) -> str | None:
     parts = []
     for _, sql, space in s.actions():
-        if not isinstance(space, Box) or is_blob(space) or not isinstance(space.low, float | int):
+        if not isinstance(space, Box) or is_blob(space):
             continue
-        if not isinstance(space.high, float | int):
-            continue
-        low, high = float(space.low), float(space.high)
-        margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
-        for value in _action_numbers(sql, space):
+        for value, low, high in _bounded(sql, space):
+            margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
             if low > -1e30:
                 parts.append(f"{value} < {low - margin!r}")
             if high < 1e30:
@@ -106,6 +103,12 @@ def _outside(s: Subject) -> str | None:
         return None
     return f"""select trajectory_id as id, 'step ' || min(t) as what from {s.steps}
 where not is_last and ({" or ".join(parts)}) group by all"""
+
+
+def _bounded(sql: str, space: Box) -> list[tuple[str, float, float]]:
+    """(SQL, low, high) of each number of an action."""
+    low, high = (bound.reshape(-1).tolist() for bound in space.bounds())
+    return list(zip(_action_numbers(sql, space), low, high, strict=False))
 
 
 def _action_numbers(sql: str, space: Box) -> list[str]:
@@ -120,11 +123,10 @@ def _constant_action(s: Subject) -> str | None:
     if len(boxes) != len(s.actions()):
         return None
     bounds = " or ".join(
-        f"{value} in ({float(space.low)!r}, {float(space.high)!r})"
+        f"{value} in ({low!r}, {high!r})"
         for sql, space in boxes
-        if isinstance(space.low, float | int) and isinstance(space.high, float | int)
-        and abs(space.low) < 1e30 and abs(space.high) < 1e30
-        for value in _action_numbers(sql, space)
+        for value, low, high in _bounded(sql, space)
+        if abs(low) < 1e30 and abs(high) < 1e30
     )  # fmt: skip
     at_bound = f"bool_and({bounds})" if bounds else "false"
     return f"""with a as (
@@ -152,12 +154,12 @@ select null as id, string_agg(name || ' = ' || action, ', ') as what from u havi
 
 def _saturated(s: Subject) -> str | None:
     parts = [
-        f"abs({value} - {float(bound)!r}) < 1e-6"
+        f"abs({value} - {bound!r}) < 1e-6"
         for _, sql, space in s.actions()
         if isinstance(space, Box) and not is_blob(space)
-        for bound in (space.low, space.high)
-        if isinstance(bound, float | int) and abs(bound) < 1e30
-        for value in _action_numbers(sql, space)
+        for value, low, high in _bounded(sql, space)
+        for bound in (low, high)
+        if abs(bound) < 1e30
     ]
     if not parts:
         return None

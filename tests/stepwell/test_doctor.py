@@ -282,6 +282,17 @@ def test_too_little_memory_for_numbers_halves_them_first(client: Client, name: s
         ask(client, query_of, subject)
 
 
+def test_bounds_of_each_element_are_used(client: Client, name: str) -> None:
+    spec = EnvSpec.of(Box((1,)), Box((2,), low=(-1.0, -5.0), high=(1.0, 5.0)))
+    rng = np.random.default_rng(0)
+    at_bound = np.repeat([[0.3, 5.0]], 20, axis=0).astype(np.float32)
+    episode = {"obs": rng.normal(size=(21, 1)).astype(np.float32), "actions": at_bound}
+    store(client, name, spec, [{**episode, "rewards": np.ones(20, np.float32), "terminated": True}])
+    assert "saturated" in {f.kind for f in diagnose(client, name).findings}
+    query = next(c.query for c in CHECKS if c.kind == "action_outside")(Subject(name, spec))
+    assert query is not None and "5.001" in query and "1.0002" in query
+
+
 @pytest.mark.parametrize("successes", [1, 2, 12])
 def test_a_rare_success_is_no_outlier(client: Client, name: str, successes: int) -> None:
     """The rewards of all successes differ, as they do where earlier ones are worth more."""
