@@ -66,7 +66,9 @@ def test_data_of_our_own_generators_have_no_warning(
     words = ["--dataset", name, "--env", "Made-v0", "--url", service.url]
     assert main(["import", str(path), *words]) == 0
     report = diagnose(client, name)
-    assert report.failed == {} and loud(report) == {}
+    # A maze with few successes may have episodes without any.
+    true = {"zero_rewards"} if kind == "maze2d-sparse" else set()
+    assert report.failed == {} and loud(report).keys() <= true
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.kind}-{p.base}-{p.where}")
