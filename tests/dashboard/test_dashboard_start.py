@@ -166,7 +166,7 @@ def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
     drawn = page("start", box.url, role="evaluate")
     fine(drawn)
     assert line(drawn) == "stepwell evaluate", "nothing that is empty"
-    assert needed(drawn) == ["Still to choose: **env**, **policy or random**."]
+    assert needed(drawn) == ["Still to choose: **policy or random**."], "its data tell the env"
     assert not drawn.warning and drawn.button(key="launch_go").disabled
     drawn.selectbox(key=key("policy", "", "evaluate")).select("first").run()
     drawn.selectbox(key=key("policy", "", "evaluate") + "/").select("best")

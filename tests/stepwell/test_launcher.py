@@ -149,9 +149,7 @@ def test_a_program_has_the_settings_that_a_launch_may_change(role):
         assert setting["description"], name
         pattern = setting.get("pattern") or setting.get("items", {}).get("pattern")
         assert bool(pattern) == (name in launch_permissions.TEXT and name != "where"), name
-    assert (
-        program.required == {"train": [], "collect": ["env", "dataset"], "evaluate": ["env"]}[role]
-    )
+    assert program.required == {"train": [], "collect": ["env", "dataset"], "evaluate": []}[role]
 
 
 def test_a_program_describes_recipes_by_what_they_change():
