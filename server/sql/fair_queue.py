@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,10 +33,19 @@ class _Place(Generic[W]):
 class FairQueue(Generic[W]):
     """Hands idle workers to callers in fair order. Thread-safe."""
 
-    def __init__(self, *, running: int, waiting: int, per_caller: int):
+    def __init__(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        per_caller: int,
+        on_demand: Callable[[int], object] = lambda _workers: None,
+    ):
+        """`on_demand` gets the number of workers that the queries here could use at once."""
         self._running_each = running
         self._waiting_most = waiting
         self._per_caller = per_caller
+        self._on_demand = on_demand
         self._changed = threading.Condition()
         self._idle: list[W] = []
         self._places: list[_Place[W]] = []
@@ -51,12 +61,6 @@ class FairQueue(Generic[W]):
         with self._changed:
             self._idle.append(worker)
             self._assign()
-
-    @property
-    def taken(self) -> int:
-        """Workers that callers have now."""
-        with self._changed:
-            return sum(self._running.values())
 
     def close(self) -> None:
         """Refuse all waiting and later queries."""
@@ -98,6 +102,8 @@ class FairQueue(Generic[W]):
             place = _Place[W](caller, time.monotonic())
             self._places.append(place)
             self._assign()
+            if place.worker is None:
+                self._on_demand(self._usable())
             while place.worker is None:
                 left = deadline - time.monotonic()
                 if self._closed or left <= 0:
@@ -116,6 +122,10 @@ class FairQueue(Generic[W]):
             if worker is not None:
                 self._idle.append(worker)
             self._assign()
+
+    def _usable(self) -> int:
+        present = self._running + Counter(place.caller for place in self._places)
+        return sum(min(count, self._running_each) for count in present.values())
 
     def _assign(self) -> None:
         while self._idle:

@@ -93,7 +93,10 @@ class SqlPool:
         # Of one caller, as many short and as many long ones: one worker stays free for others.
         running = max(1, (workers - 1) // 2)
         self._callers = FairQueue[WorkerProcess](
-            running=running, waiting=waiting, per_caller=settings.sql_per_caller
+            running=running,
+            waiting=waiting,
+            per_caller=settings.sql_per_caller,
+            on_demand=self._start_caller_workers,
         )
         self._service = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
@@ -109,8 +112,7 @@ class SqlPool:
 
     def start(self) -> None:
         """Start two workers in the background; queries wait for the first."""
-        for _ in range(AT_START):
-            self._start_caller_worker()
+        self._start_caller_workers(AT_START)
 
     def close(self) -> None:
         with self._lock:
@@ -342,9 +344,7 @@ class SqlPool:
                 queue.give(caller, None)
 
     def _take(self, queue: FairQueue[WorkerProcess], caller: str, deadline: float) -> WorkerProcess:
-        """A live worker; replaces dead ones, and starts another where all are taken."""
-        if queue is self._callers and queue.taken >= self._started:
-            self._start_caller_worker()
+        """A live worker; replaces dead ones."""
         while True:
             worker = queue.take(caller, deadline)
             if worker.alive():
@@ -352,12 +352,13 @@ class SqlPool:
             self._replace(worker, queue)
             queue.give(caller, None)
 
-    def _start_caller_worker(self) -> None:
+    def _start_caller_workers(self, wanted: int) -> None:
+        """Start as many as are missing, at most `sql_workers` in all."""
         with self._lock:
-            if self._started >= self._workers:
-                return
-            self._started += 1
-        self._spawn(self._callers)
+            missing = max(0, min(wanted, self._workers) - self._started)
+            self._started += missing
+        for _ in range(missing):
+            self._spawn(self._callers)
 
     def _start_service_worker(self) -> None:
         with self._lock:

@@ -160,6 +160,9 @@ def batches(windows: Windows, count: int = 6, **options) -> list[torch.Tensor]:
     return [batch["rewards"] for batch in islice(loader, count)]
 
 
+# A spawned worker of torch that is ended while it sends a batch may abort as its interpreter ends;
+# what it has sent is not touched, and the loader says so from its `__del__`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_have_streams_of_their_own(client, name, address, method: str) -> None:
     """Determined by seed and worker, and the same however a worker is started."""

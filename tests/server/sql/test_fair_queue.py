@@ -245,3 +245,26 @@ def test_many_callers_at_once_each_get_their_turn() -> None:
     assert len(total) == 400
     assert max(total) <= 3 and max(most.values()) <= 2
     assert sorted(queue._idle) == ["w0", "w1", "w2"]
+
+
+def test_the_queue_says_how_many_workers_it_could_use() -> None:
+    """All of one moment count, and of one caller no more than may run: none waits for a worker that
+    nobody starts."""
+    asked: list[int] = []
+    queue = FairQueue[str](running=1, waiting=8, per_caller=4, on_demand=asked.append)
+    callers = Asking(queue)
+    for caller in ("a", "a", "b"):
+        callers.wait(caller)
+    assert asked == [1, 1, 2]
+    queue.put("w0")
+    callers.served(1)
+    callers.wait("c")
+    assert asked[-1] == 3, "one runs, two could"
+    queue.put("w1")
+    queue.put("w2")
+    callers.served(3)
+    end(queue, "a")
+    assert callers.served(4)[-1] == "a"
+    queue.admit("d")
+    queue.put("w3")
+    assert take(queue, "d") and len(asked) == 4, "with an idle worker nothing is missing"

@@ -70,9 +70,10 @@ def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
     """An endless query of `user` that has a worker; the worker is killed in the end."""
     sql = world.service.sql
     before = set(sql._all)
-    caller = Caller(world, ENDLESS, user=user, **{"timeout": LONG, **options})
-    running = sql._callers._running
-    wait_until(lambda: running[user] or running[f"{user} (long)"], what="a running query")
+    options = {"timeout": LONG, **options}
+    caller = Caller(world, ENDLESS, user=user, **options)
+    key = user if options["timeout"] <= module.SHORT else f"{user} (long)"
+    wait_until(lambda: sql._callers._running[key], what="a running query")
     try:
         yield caller
     finally:
@@ -392,7 +393,7 @@ def test_closing_ends_every_worker_and_whoever_waits(make_world: Callable[..., A
     idle(world)
     pids = [worker.pid for worker in pool._all]
     busy = Caller(world, ENDLESS, user="a", timeout=LONG)
-    wait_until(lambda: pool._callers.taken)
+    wait_until(lambda: pool._callers._running)
     waiting = Caller(world, "select 1", user="b", timeout=LONG)
     wait_until(lambda: pool._callers._places)
     pool.close()
