@@ -16,7 +16,8 @@ class AmagoError(Exception):
     """Base class of the exceptions of this package."""
 
     exit_status = 1
-    """Exit status of a command that fails with this error; 2 means wrong settings."""
+    """Exit status of a command that fails with this error; 2 means wrong settings
+    or spaces, for which a retry does not help."""
 
 
 class ConfigError(AmagoError, ValueError):
@@ -31,6 +32,8 @@ class UnregisteredError(ConfigError):
 
 class SpaceError(AmagoError, ValueError):
     """The agent does not support a space, such as continuous actions without finite bounds."""
+
+    exit_status = 2
 
 
 class BatchError(AmagoError, ValueError):

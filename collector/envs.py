@@ -3,7 +3,7 @@
     gymnasium space          EnvSpec                            the agent
     Box, any shape, dtype    Box                                observation; action if bounded
     Discrete                 Discrete                           observation as one-hot; action
-    MultiDiscrete, -Binary   the same                           observation; action
+    MultiDiscrete, -Binary   the same, flat and from 0          observation; action
     Text, missions, words    MultiDiscrete and a Vocabulary     observation, as tokens (texts.py)
     Dict, Tuple of those     one key each: "arm/angle", "arm/0" observations: those of role `policy`
     all others               an error that contains the key
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,7 +178,7 @@ class Interface:
         NaN, infinity, a wrong shape, a missing key, or a value outside its space.
         """
         found: Arrays = {}
-        for key, path, _ in self._observed:
+        for key, path, leaf in self._observed:
             space = self.spec.observations[key]
             value = raw
             try:
@@ -187,6 +188,7 @@ class Interface:
                     if not isinstance(value, str):
                         raise TypeError(f"expected a text, got {value!r:.80}")
                     value = vocabulary.encode(value, *space.shape)
+                value = _flat(leaf, value)
                 array = np.array(value, dtype=space.dtype)
                 if array.dtype.kind != "f":
                     _whole(value, array, space)
@@ -221,12 +223,12 @@ class Interface:
     def encode_action(self, action: Any) -> Arrays:
         """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key."""
         found: Arrays = {}
-        for key, path, _ in self._acted:
+        for key, path, leaf in self._acted:
             value = action
             for part in path:
                 value = value[part]
             space = self.spec.actions[key]
-            found[key] = np.array(value, dtype=space.dtype).reshape(space.shape)
+            found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
         return found
 
     def clip_actions(self, actions: Mapping[str, Array]) -> Arrays:
@@ -424,16 +426,15 @@ def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: s
     if isinstance(space, gym_spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
     if isinstance(space, gym_spaces.MultiDiscrete):
-        if space.nvec.ndim == 1 and not np.any(space.start):
-            return MultiDiscrete(tuple(int(n) for n in space.nvec))
-    elif isinstance(space, gym_spaces.MultiBinary) and len(space.shape) == 1:
-        return MultiBinary(int(space.shape[0]))
+        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
+    if isinstance(space, gym_spaces.MultiBinary):
+        return MultiBinary(math.prod(space.shape))
     raise InvalidSpace(
         f"{env_id}: {key!r} has a space that cannot be recorded; wrap the environment "
         "(gymnasium.wrappers.TransformObservation, FlattenObservation, …)",
-        expected="Box, Discrete, MultiDiscrete and MultiBinary (flat, from 0), observed texts, or "
-        "Dicts and Tuples of them",
-        got=str(space),
+        expected="Box, Discrete, MultiDiscrete, MultiBinary, observed texts, or Dicts and Tuples "
+        "of them",
+        got=" ".join(str(space).split()),
     )
 
 
@@ -474,4 +475,17 @@ def _decode(space: gym_spaces.Space[Any], key: str, arrays: Mapping[str, Array])
         return dict(parts) if isinstance(space, gym_spaces.Dict) else tuple(v for _, v in parts)
     if isinstance(space, gym_spaces.Discrete):
         return np.int64(arrays[key])
-    return np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
+    value = np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
+    return value + space.start if isinstance(space, gym_spaces.MultiDiscrete) else value
+
+
+def _flat(space: gym_spaces.Space[Any], value: Any) -> Any:
+    """Choices of several dimensions, or that do not begin at 0, as a spec has them. A value of
+    another shape stays as it is."""
+    if not isinstance(space, gym_spaces.MultiDiscrete | gym_spaces.MultiBinary):
+        return value
+    array = np.asarray(value)
+    if array.shape != space.shape:
+        return value
+    start = space.start if isinstance(space, gym_spaces.MultiDiscrete) else 0
+    return (array - start).reshape(-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -52,7 +53,7 @@ class Job:
             last = ""
         if status not in (1, 2) or not last:  # not one of a command that says why
             return f"exit status {status}" + (f", after: {last}" if last else "")
-        return last.removeprefix("stepwell train: ").removeprefix("stepwell evaluate: ")
+        return re.sub(r"^stepwell \w+: ", "", last)
 
 
 class Processes:

@@ -65,8 +65,6 @@ class InvalidTrajectory(InvalidData):
 class InvalidSpace(InvalidData):
     """An invalid space or env spec."""
 
-    exit_status = 1
-
 
 class CodecError(InvalidData):
     """Bytes that do not decode as trajectories: truncated, foreign, or of an unknown format."""

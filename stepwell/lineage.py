@@ -1,6 +1,7 @@
 """Where data and policies come from, and what was made of them.
 
     dataset (──▶ dataset@version) ──trained──▶ run ──published──▶ policy ──played──▶ dataset
+                                     by snapshots: which trajectories, see `learned_from`
 
 Read from the index: a run's config says from which dataset it learned (or by which queries), and
 each trajectory says which policy played it. Nothing is recorded for this, so nothing can be missing
@@ -19,11 +20,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import Gone, InvalidData, NotFound
 
 RUNS_SQL = """
-select r.name, r.title, r.config, r.status, r.git_commit, count(p.version) as policies
+select r.name, r.title, r.config, r.status, r.git_commit, len(r.snapshots),
+  count(p.version) as policies
 from runs r left join policies p on p.run = r.name where r.kind = 'train' group by all
 """
 PLAYED_SQL = """
@@ -141,10 +144,11 @@ def read_lineage(client: Client) -> Lineage:
     for version, source, _ in versions:
         _add(nodes, Node("dataset", source, "deleted"))
         edges.append(Edge(f"dataset:{source}", f"dataset:{version}", "version"))
-    for name, title, config, status, commit, policies in _rows(client, RUNS_SQL):
-        code = f", code {commit[:7]}" if commit else ""
-        published = f"{policies} {'policy' if policies == 1 else 'policies'}"
-        _add(nodes, Node("run", name, f"{status}, {published}{code}", title or ""))
+    for name, title, config, status, commit, snapshots, policies in _rows(client, RUNS_SQL):
+        about = [status, pluralize(policies, "policy", "policies")]
+        about += [f"learned from {pluralize(snapshots, 'snapshot')}"] if snapshots else []
+        about += [f"code {commit[:7]}"] if commit else []
+        _add(nodes, Node("run", name, ", ".join(about), title or ""))
         for dataset, how in datasets_of(orjson.loads(config)).items():
             _add(nodes, Node("dataset", dataset, "deleted"))
             edges.append(Edge(f"dataset:{dataset}", f"run:{name}", how))

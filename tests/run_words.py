@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.config import CollectConfig, EvaluateConfig, parse
-from stepwell import run as run_command
+from stepwell._run import command_line
 from stepwell._run.parts import (
     Plan,
     collect_words,
@@ -19,8 +19,7 @@ from trainer.options import resolve
 def settings(*words: str) -> tuple[Any, Any]:
     """The options of `stepwell run WORDS`, and the trainer's config; those of the other parts are
     checked."""
-    own, sections = run_command._split(list(words))
-    args = run_command._parse(own, sections)
+    args, sections = command_line.parse(words)
     growing = growing_data(
         resolve([args.recipe]).config.to_dict(),
         collectors=args.collectors,

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from stepwell import Client
+from stepwell._locks import take_lock
+from stepwell._run.command_line import parse
 from stepwell.errors import InvalidData
-from stepwell.run import _parse, _split
 from stepwell.testing import wait_until
 from trainer.options import resolve
 
@@ -181,9 +182,19 @@ def test_what_cannot_work_is_refused_at_once(
     assert reason in _said(tmp_path)
 
 
-def parsed(*words: str) -> tuple[Any, dict[str, list[str]]]:
-    own, sections = _split([*words])
-    return _parse(own, sections), sections
+@pytest.mark.parametrize(
+    ("folder", "said"), [("", "is used by another"), ("logs/cue", "run cue is run by another")]
+)
+def test_two_at_once_are_refused_at_once(
+    start: Any, tmp_path: Path, service: Any, folder: str, said: str
+) -> None:
+    """The parts of one that was killed are waited for; those of one that runs will not stop."""
+    used = tmp_path / "loop" / folder
+    used.mkdir(parents=True)
+    with take_lock(used / "run.lock", lambda _: AssertionError("nobody else")):
+        process = start(*(["--url", service.url] if folder else []))
+        assert process.wait(60) == 2
+    assert f"{said} `stepwell run`, process {os.getpid()}" in _said(tmp_path)
 
 
 def test_later_files_win_and_flags_win_over_files(tmp_path: Path) -> None:
@@ -194,17 +205,17 @@ def test_later_files_win_and_flags_win_over_files(tmp_path: Path) -> None:
         "[train]\nupdates = 1\ndata.batch = 1\n"
     )
     two.write_text('envs = 3\nmin-size = 7\nenv_args = ["size=6"]\n[train]\nupdates = 2\n')
-    args, sections = parsed(str(one), str(two), "--train.updates", "3", "--env-args", "slip=1")
+    args, sections = parse([str(one), str(two), "--train.updates", "3", "--env-args", "slip=1"])
     assert (args.env, args.envs, args.min_size, args.plugin) == ("A-v0", 3, 7, ["mine"])
     assert args.env_args == ["size=6", "slip=1"]
     assert sections["train"] == [
         *("--updates=1", "--data.batch=1", "--updates=2"),
         *("--updates", "3"),
     ]
-    assert parsed("B-v0", str(one), "--envs", "9")[0].env == "B-v0"
+    assert parse(["B-v0", str(one), "--envs", "9"])[0].env == "B-v0"
     with pytest.raises(InvalidData, match="two.toml: unknown setting 'episode'.*'episodes'"):
         two.write_text("episode = 3")
-        parsed(str(one), str(two))
+        parse([str(one), str(two)])
 
 
 def test_the_tables_of_a_mixture_reach_the_trainer_whole(tmp_path: Path) -> None:
@@ -212,7 +223,7 @@ def test_the_tables_of_a_mixture_reach_the_trainer_whole(tmp_path: Path) -> None
     select = "SELECT id FROM trajectories WHERE dataset = 'a \\\\ b'"
     table = f'[[train.sources]]\nselect = "{select}"\nshare = '
     file.write_text(f'env = "A-v0"\n{table}0.5\n{table}0.5\n')
-    _, sections = parsed(str(file))
+    _, sections = parse([str(file)])
     config = resolve(["offline", *sections["train"]]).config
     assert [source.select for source in config.sources] == [select.replace("\\\\", "\\")] * 2
 
@@ -224,7 +235,7 @@ def test_the_help_of_a_file_begins_with_its_comment(
     file = tmp_path / "robot.toml"
     file.write_text("# A robot.\n#\n#     stepwell run robot.toml\nenvs = 33\n# not this\n")
     with pytest.raises(SystemExit) as ended:
-        parsed(str(file), "--help")
+        parse([str(file), "--help"])
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert "A robot.\n\n    stepwell run robot.toml\n\nCollect" in said
@@ -234,7 +245,7 @@ def test_the_help_of_a_file_begins_with_its_comment(
 @pytest.mark.parametrize("words", [[], ["A-v0", "B-v0"]])
 def test_one_environment_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parsed(*words)
+        parse(words)
     assert ended.value.code == 2
     assert f"expected one ENV, or FILE.toml with env = …, got {' '.join(words) or 'none'}" in (
         capsys.readouterr().err

@@ -488,10 +488,10 @@ def test_an_imported_dataset_takes_what_is_played_in_its_environment(
 def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(
     service: Any, client: Client, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One clear line on the error stream and status 1; no run, no outbox."""
+    """One clear line on the error stream and status 2; no run, no outbox."""
     client.create_dataset(name, EnvSpec.of(Box((9,)), Box((1,), low=-1.0, high=1.0)))
     arguments = ["--env", ENV, "--dataset", name, "--random", "--url", service.url]
-    assert main([*arguments, "--run", f"run-{name}", "--outbox", str(tmp_path / "o")]) == 1
+    assert main([*arguments, "--run", f"run-{name}", "--outbox", str(tmp_path / "o")]) == 2
     printed = capsys.readouterr().err
     assert "does not fit dataset" in printed and "Traceback" not in printed
     assert f"run-{name}" not in {r.name for r in client.runs()}
@@ -501,10 +501,18 @@ def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(
 
 
 @pytest.mark.parametrize(
-    ("env", "says"), [(ENV, "there is no run"), ("Pendulum-v1", "cannot play Pendulum-v1")]
+    ("env", "says", "status"),
+    [(ENV, "there is no run", 1), ("Pendulum-v1", "cannot play Pendulum-v1", 2)],
 )
 def test_a_policy_that_cannot_play_is_found_out_before_anything_is_made(
-    service: Any, client: Client, name: str, tmp_path: Path, env: str, says: str, capsys: Any
+    service: Any,
+    client: Client,
+    name: str,
+    tmp_path: Path,
+    env: str,
+    says: str,
+    status: int,
+    capsys: Any,
 ) -> None:
     """No empty dataset, no failed run, no outbox: neither of a collector nor of an evaluation."""
     learner = f"learner-{name}"
@@ -513,9 +521,9 @@ def test_a_policy_that_cannot_play_is_found_out_before_anything_is_made(
         client.publish_policy(learner, 0, policy_file(0))
     words = ["--env", env, "--dataset", name, "--policy", learner, "--url", service.url]
     words += ["--run", f"run-{name}"]
-    assert main([*words, "--outbox", str(tmp_path / "o")]) == 1
+    assert main([*words, "--outbox", str(tmp_path / "o")]) == status
     collected = capsys.readouterr().err
-    assert evaluate([*words, "--episodes", "1"]) == 1
+    assert evaluate([*words, "--episodes", "1"]) == status
     for printed in (collected, capsys.readouterr().err):
         assert says in printed and printed.count("\n") == 1
     assert name not in {d.name for d in client.datasets()}

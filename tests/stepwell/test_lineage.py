@@ -159,6 +159,7 @@ def test_the_trajectories_of_a_run_are_those_of_its_snapshots(
     run = f"{name}-run"
     client.create_run(run, "train", config={"dataset": name, "where": "return > 0"})
     client.patch_run(run, snapshots=[first.id, second.id])
+    assert "learned from 2 snapshots" in read_lineage(client).nodes[f"run:{run}"].about
     table = learned_from(client, run)
     found = {row["id"]: (row["return"], row["snapshot"]) for row in table.to_pylist()}
     assert found == {good: (2.0, first.id), better: (4.0, second.id)}

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from stepwell._run import command_line
 from stepwell._run.parts import Plan, collect_words, growing_data
 from stepwell.errors import InvalidData
-from stepwell.run import _parse, _remember, _split
+from stepwell.run import _remember
 
 
 def parse(*words: str) -> tuple[Any, dict[str, list[str]]]:
-    own, sections = _split(list(words))
-    return _parse(own, sections), sections
+    return command_line.parse(words)
 
 
 def test_settings_of_a_part_follow_its_name() -> None:
