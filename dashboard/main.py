@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from stepwell._extras import require
 from stepwell._ports import LOOPBACK, free_port
 from stepwell.commands import common
 
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--url", help="address of the service (default: STEPWELL_URL, or port 8000)")
     add("--token", help="token for the service (default: STEPWELL_TOKEN)")
     options = parser.parse_args(argv)
+    require("streamlit")  # before this process is replaced
     port = free_port(options.port)
     if options.url:
         os.environ["STEPWELL_URL"] = options.url

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stepwell._exit_message import DEBUG
 from stepwell._exit_message import fail as fail_as
+from stepwell._extras import modules_of
 from stepwell._parent import end_with_parent
 from stepwell.errors import StepwellError
 
@@ -160,18 +161,22 @@ def main(argv: list[str] | None = None) -> int:
 def run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
     module, function = command.target.split(":")
+    entry = None
     try:
         entry = getattr(importlib.import_module(module), function)
+        return int(entry(argv) or 0)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         ours = missing.split(".")[0] in OURS
         if not command.extra or (ours and missing != module and not module.startswith(missing)):
             raise
+        if entry is not None and missing.split(".")[0] not in modules_of(command.extra):
+            raise  # a module of the user's, for instance
         return fail(
-            f"`stepwell {name}` needs more than the SDK ({missing} is not installed); "
-            f"install it with:\n  pip install 'stepwell[{command.extra}]'"
+            f"`stepwell {name}` needs more than the SDK: {missing} is not installed; "
+            f"pip install 'stepwell[{command.extra}]'",
+            status=2,
         )
-    return int(entry(argv) or 0)
 
 
 def usage() -> str:

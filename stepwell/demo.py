@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stepwell._compat import OWN_GROUP
+from stepwell._extras import modules_of, require
 from stepwell._ports import free_port
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -254,6 +255,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="end after the table (default: only when not on a terminal)",
     )
     args = parser.parse_args(argv)
+    require(*modules_of("all"))  # its commands would fail one by one
     if args.dataset and not args.env:
         parser.error("--dataset needs --env: which environment evaluates it? e.g. --env Hopper-v5")
     if args.dataset and not args.dataset.is_file():

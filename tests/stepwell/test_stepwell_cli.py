@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stepwell import cli, new_id
+from stepwell._extras import modules_of, require
 from stepwell.commands import common
 from stepwell.messages import MetricPoint
 from stepwell.testing import make_spec, make_trajectory
@@ -95,17 +96,46 @@ def test_version(capsys):
 def test_a_missing_extra_prints_the_line_that_installs_it(capsys, monkeypatch):
     broken = cli.Command("no_such_library.main:main", "x", "server")
     monkeypatch.setitem(cli.COMMANDS, "serve", broken)
-    assert cli.main(["serve"]) == 1
+    assert cli.main(["serve"]) == 2
     err = capsys.readouterr().err
-    assert "pip install 'stepwell[server]'" in err and "no_such_library" in err
+    assert "no_such_library is not installed; pip install 'stepwell[server]'" in err
 
 
 def test_a_missing_library_inside_a_program_is_named_too(capsys, monkeypatch, tmp_path):
     (tmp_path / "half_program.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("half_program:main", "x", "trainer"))
-    assert cli.main(["train"]) == 1
+    assert cli.main(["train"]) == 2
     assert "no_such_dependency is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("missing", "is_of_the_extra"), [("torch", True), ("theirs", False)])
+def test_a_library_that_a_program_misses_later(monkeypatch, capsys, missing, is_of_the_extra):
+    """Also what only some options import; not the modules of a user."""
+
+    def program(_argv: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr("trainer.main.main", program)
+    if not is_of_the_extra:
+        with pytest.raises(ModuleNotFoundError):
+            cli.main(["train"])
+        return
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == (
+        "stepwell: `stepwell train` needs more than the SDK: torch is not installed; "
+        "pip install 'stepwell[trainer]'\n"
+    )
+
+
+def test_the_modules_of_every_extra_are_called_as_they_are_imported():
+    """So that `require` finds what is there: those of `all` are, where the tests run."""
+    everything = modules_of("all")
+    assert {"torch", "gymnasium", "PIL", "google", "streamlit", "pydantic_settings"} <= everything
+    require(*everything)
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+        require(*everything, "nothing_of_that_name")
+    assert modules_of("nothing") == set()
 
 
 # --- errors -----------------------------------------------------------------------------------
