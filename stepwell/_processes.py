@@ -24,6 +24,8 @@ from stepwell._locks import held_by, take_lock
 from stepwell.errors import InvalidData, StepwellError
 
 STEPWELL = (sys.executable, "-m", "stepwell.cli")
+PROGRAM = re.compile(r"^stepwell( \w+)?: ")
+"""Before the message of a command that failed."""
 MOST_REASON = 300
 """Characters of a reason: an environment may raise whole pages."""
 STOP_GRACE = 60.0
@@ -53,7 +55,7 @@ class Job:
             last = ""
         if status not in (1, 2) or not last:  # not one of a command that says why
             return f"exit status {status}" + (f", after: {last}" if last else "")
-        return re.sub(r"^stepwell \w+: ", "", last)
+        return PROGRAM.sub("", last)
 
 
 class Processes:
@@ -106,7 +108,7 @@ def read_train_config(words: Sequence[str]) -> dict[str, Any]:
     )
     if process.returncode != 0:
         lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-        raise InvalidData(lines[-1].removeprefix("stepwell train: "))
+        raise InvalidData(PROGRAM.sub("", lines[-1]))
     found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return found
 
