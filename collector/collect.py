@@ -149,7 +149,10 @@ def _status(
         "counters": {**stats.counters(), **run.outbox.counters()},
         "policy": source.current.policy_id if source and source.ready else config.policy,
         "last_error": (
-            stats.error or run.outbox.last_error or (source.last_error if source else "")
+            stats.stuck
+            or stats.error
+            or run.outbox.last_error
+            or (source.last_error if source else "")
         ),
         "metrics": [
             MetricPoint(key=key, step=stats.clock, value=value, time=time.time())
@@ -297,9 +300,10 @@ def _play(
                 time.sleep(0.2)
                 continue
             run.outbox.held = config.when_ahead != "wait" and pacing.full
+            stats.stepping_since = time.monotonic()
             for episode in rollout.step():
                 stats.add_episode(episode)
-            stats.steps = rollout.steps
+            stats.steps, stats.stepping_since = rollout.steps, None
             stats.broken, stats.error = rollout.broken, rollout.last_error
             if run.outbox.held and config.when_ahead == "drop-oldest":
                 stats.dropped += run.outbox.drop_oldest(config.envs)

@@ -16,6 +16,8 @@ from stepwell._files import whole_file
 from stepwell.failpoints import failpoint
 
 CLOCK = "clock.json"
+STUCK_SECONDS = 60.0
+"""A step of all environments that takes longer is told: one of them may never return."""
 _RECENT = 100
 
 
@@ -35,6 +37,8 @@ class CollectorStatistics:
     waiting: str = ""
     """What it waits for, while no episode runs."""
     error: str = ""
+    stepping_since: float | None = None
+    """Time (monotonic) at which the step that is being made began."""
     started: float = field(default_factory=time.monotonic)
     recent: deque[EpisodeSummary] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """The last complete episodes."""
@@ -54,6 +58,15 @@ class CollectorStatistics:
     def mean_return(self) -> float | None:
         """Over the last complete episodes; None before the first."""
         return float(np.mean([e.total_reward for e in self.recent])) if self.recent else None
+
+    @property
+    def stuck(self) -> str:
+        """That the step being made takes too long; empty if it does not."""
+        since = self.stepping_since  # the other thread may end the step at any moment
+        seconds = 0.0 if since is None else time.monotonic() - since
+        if seconds < STUCK_SECONDS:
+            return ""
+        return f"an environment has not returned from its step or reset for {seconds:.0f} s"
 
     def add_episode(self, episode: EpisodeSummary) -> None:
         if episode.complete:

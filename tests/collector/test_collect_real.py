@@ -485,6 +485,31 @@ def test_an_imported_dataset_takes_what_is_played_in_its_environment(
     assert np.isnan(client.steps(infos[-1].id).infos["qpos"]).all()
 
 
+def test_an_environment_that_does_not_return_is_told(
+    service: Any, client: Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns = threading.Event()
+
+    class Hangs(FakeEnv):
+        def step(self, action: Any) -> Any:
+            assert returns.wait(WAIT)
+            return super().step(action)
+
+    env_id = f"Hangs{name[-6:]}-v0"
+    gymnasium.register(env_id, entry_point=Hangs)
+    monkeypatch.setattr("collector.stats.STUCK_SECONDS", 0.3)
+
+    def error() -> str:
+        worker = next((w for w in client.workers() if w.run == f"run-{name}"), None)
+        return "nothing yet" if worker is None else worker.last_error
+
+    with collecting(settings(service, name, tmp_path, env=env_id, random=True)):
+        until(lambda: "an environment has not returned from its step" in error(), "the notice")
+        monkeypatch.setattr("collector.stats.STUCK_SECONDS", WAIT)
+        returns.set()
+        until(lambda: error() == "" and stored(client, name), "the next episode")
+
+
 def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(
     service: Any, client: Client, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
