@@ -59,6 +59,8 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 ATTEMPTS = 3
 """How often an episode is played whose environment fails, before the evaluation fails."""
+ENDLESS_STEPS = 10_000
+"""Steps of each environment in which no episode ends, before it is said that they may not end."""
 WIDTH = 8
 """Rows per chunk; collector/policy_actor.py explains why it is constant."""
 
@@ -162,7 +164,7 @@ def run_evaluation(
     """
     prepare(config)
     run: Run | None = None
-    played = 0
+    played, steps_since_end, endless = 0, 0, ""
     notes: dict[str, Any] = {}
     say = partial(console.print, soft_wrap=True, highlight=False)
     with contextlib.ExitStack() as stack:
@@ -192,7 +194,11 @@ def run_evaluation(
                 )
             )
             run.start_heartbeat(
-                lambda: {"policy": policy_id, "counters": {"episodes": float(played)}}
+                lambda: {
+                    "policy": policy_id,
+                    "counters": {"episodes": float(played)},
+                    "last_error": endless,
+                }
             )
         metadata = TrajectoryMetadata(
             env=config.env,
@@ -212,8 +218,16 @@ def run_evaluation(
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
 
             def on_episode(done: int) -> None:
-                nonlocal played
-                played = done
+                nonlocal played, steps_since_end, endless
+                if done != played:
+                    played, steps_since_end, endless = done, 0, ""
+                steps_since_end += 1
+                if steps_since_end == ENDLESS_STEPS:
+                    endless = (
+                        f"no episode has ended for {ENDLESS_STEPS:,} steps; if they have no end, "
+                        "limit them: --env-args max_episode_steps=1000"
+                    )
+                    say(endless)
                 bar.update(task, completed=done)
                 check_command(done)
 

@@ -49,7 +49,9 @@ def _of(client: Client, plan: Plan, part: Part) -> tuple[str, str]:
     if kind == "train":
         return _train(client.run(plan.run), client.workers())
     if kind == "evaluate":
-        return "running", _evaluate(scores(client, plan.run, plan.env))
+        text = _evaluate(scores(client, plan.run, plan.env))
+        errors = [w.last_error for w in client.workers() if w.pid == part.pid and w.alive]
+        return "running", ", ".join([text, *filter(None, errors)])
     mine = [w for w in client.workers() if w.pid == part.pid and w.role == "collect"]
     if part.state == "running":
         mine = [w for w in mine if w.alive]

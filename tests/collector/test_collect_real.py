@@ -772,10 +772,15 @@ def test_what_all_versions_cannot_mean_is_refused(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_command_stops_an_evaluation(service: Any, client: Client, name: str) -> None:
-    """Nothing is scored; the run and its worker say that they were stopped."""
+def test_a_command_stops_an_evaluation_without_end(
+    service: Any, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that no episode ends. Nothing is scored; the run and its worker were stopped."""
+    monkeypatch.setattr("collector.evaluate.ENDLESS_STEPS", 50)
+    env = f"Endless{name[-6:]}-v0"
+    gymnasium.register(env, entry_point=lambda: FakeEnv([10**9]))
     config = EvaluateConfig(
-        env=ENV, random=True, episodes=1_000_000, dataset=name, run=f"eval-{name}", url=service.url
+        env=env, random=True, dataset=name, run=f"eval-{name}", url=service.url, envs=2
     )
     raised: list[BaseException] = []
 
@@ -787,7 +792,10 @@ def test_a_command_stops_an_evaluation(service: Any, client: Client, name: str) 
 
     thread = threading.Thread(target=run)
     thread.start()
-    found = until(lambda: [w for w in client.workers() if w.run == config.run], "a heartbeat")
+    found = until(
+        lambda: [w for w in client.workers() if w.run == config.run and w.last_error], "a notice"
+    )
+    assert "no episode has ended for 50 steps" in found[0].last_error
     client.command(found[0].id, "stop")
     thread.join(WAIT)
     assert [type(error) for error in raised] == [KeyboardInterrupt]

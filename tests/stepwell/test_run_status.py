@@ -1,5 +1,7 @@
 """The screen of `stepwell run`: what it says about a part."""
 
+from types import SimpleNamespace
+
 from stepwell._run.status import _of
 from stepwell._run.supervisor import Part
 
@@ -21,3 +23,12 @@ def test_a_collector_that_has_ended_keeps_its_counts(client):
     client.heartbeat("w", **beat, state="stopped")
     assert _of(client, None, _collector(ended=False)) == ("running", "starting")
     assert _of(client, None, _collector(ended=True))[1] == "1 episode, 30 steps, cue/3"
+
+
+def test_an_evaluation_without_end_is_told(client, name):
+    part = Part("evaluate", [], processes=None, pid=8, job=object())
+    plan = SimpleNamespace(run=name, env=name)
+    assert _of(client, plan, part) == ("running", "no version scored yet")
+    beat = {"role": "eval", "pid": 8, "last_error": "no episode has ended for 10,000 steps"}
+    client.heartbeat(f"{name}-w", **beat)
+    assert _of(client, plan, part)[1] == f"no version scored yet, {beat['last_error']}"
