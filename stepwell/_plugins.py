@@ -39,10 +39,12 @@ def import_named(
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception of user code: message, type, and the line that raised it."""
+    """Describe an exception of user code: message, or the code that raised it without one; type,
+    and the line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return f"{error} ({type(error).__name__}{place})"
+    message = str(error) or (frames[-1].line if frames else "") or "no message"
+    return f"{message} ({type(error).__name__}{place})"
 
 
 def _place(error: Exception) -> str:

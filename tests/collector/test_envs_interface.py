@@ -86,6 +86,16 @@ def test_other_characters_in_names_become_underscores() -> None:
         interface_of(Shell(both, gs.Discrete(2)), "Shell-v0")
 
 
+def test_a_constructor_that_fails_without_a_message_shows_its_line() -> None:
+    class Old(Shell):
+        def __init__(self) -> None:
+            raise RuntimeError
+
+    gymnasium.register("OldApi-v0", Old)
+    with pytest.raises(EnvError, match=r"made: raise RuntimeError \(RuntimeError at test_envs"):
+        make("OldApi-v0")
+
+
 def test_a_text_is_no_action() -> None:
     with pytest.raises(InvalidSpace, match="'action' has a space that cannot be recorded"):
         interface_of(Shell(gs.Discrete(2), gs.Text(5)), "Shell-v0")
