@@ -61,6 +61,15 @@ def code(text: str) -> str:
     return "`" + text.replace("`", "'") + "`"
 
 
+def middle(text: str, most: int) -> str:
+    """A text of at most `most` characters, without its middle: names of one sweep differ at their
+    ends."""
+    if len(text) <= most:
+        return text
+    front = (most - 1) // 3
+    return f"{text[:front]}…{text[front + 1 - most :]}"
+
+
 def _absent(number: float | None) -> bool:
     return number is None or math.isnan(number)
 
