@@ -236,6 +236,29 @@ def test_columns_of_metrics_and_settings_are_in_the_address(
     assert table(drawn)["config agent.layers"].tolist() == ["[1, 2]"] * 4
 
 
+def test_runs_are_filtered_by_settings_and_metrics(
+    service, runs: list[str], name: str, page: Page
+) -> None:
+    """In the address like the other filters; a wrong condition is named, and can be mended."""
+    where = "agent.lr = 0.1 and loss/all > 3"
+    drawn = page("runs", service.url, search=name, where=where)
+    check(drawn)
+    assert table(drawn).index.tolist() == [runs[1]]
+    drawn.text_input(key="where").set_value("agent.lr = 0.2").run()
+    check(drawn)
+    assert table(drawn).index.tolist() == [runs[3], runs[2]]
+    drawn = page("runs", service.url, where="agent.lr = 7.125")
+    check(drawn)
+    assert drawn.info[0].value == "No run matches these filters."
+    for wrong, said in (("agent.lr", "cannot read"), ("lr = 0.1", "example agent.lr")):
+        drawn.text_input(key="where").set_value(wrong).run()
+        assert [e.message for e in drawn.exception] == []
+        assert said in drawn.error[0].value
+    drawn.text_input(key="where").set_value("").run()
+    check(drawn)
+    assert set(runs) <= set(table(drawn).index)
+
+
 def test_archived_runs_are_shown_if_asked_for(
     service, client: Client, runs: list[str], name: str, page: Page
 ) -> None:
