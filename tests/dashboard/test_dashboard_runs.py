@@ -330,9 +330,9 @@ def test_seeds_are_folded_to_mean_and_interval(
     found.clear()
     drawn.run()
     data, how = found["it"]
-    assert list(how["colours"]) == ["lr = 0.2", "lr = 0.1"]
+    assert list(how["colours"]) == ["lr = 0.2 (2 runs)", "lr = 0.1 (2 runs)"]
     assert len(set(how["colours"].values())) == 2
-    low = data[data["group"] == "lr = 0.1"]
+    low = data[data["group"] == "lr = 0.1 (2 runs)"]
     assert low["x"].tolist() == [0, 1, 2]
     assert low["value"].tolist() == pytest.approx([0.6, 1.6, 2.6])
     assert (low["low"] < low["value"]).all() and (low["high"] > low["value"]).all()
@@ -361,13 +361,47 @@ def test_a_mean_is_taken_where_there_are_curves() -> None:
     short = pd.DataFrame({"x": [0.0, 2.0], "value": [0.0, 2.0]})
     long = pd.DataFrame({"x": [0.0, 1.0, 4.0], "value": [2.0, 3.0, 6.0]})
     found = runs_curves.fold([short, long])
-    assert found["x"].tolist() == [0, 1, 2, 4]
-    assert found["value"].tolist() == pytest.approx([1, 2, 3, 6])
-    assert found["n"].tolist() == [2, 2, 2, 1]
-    assert found["low"].iloc[-1] == found["high"].iloc[-1] == pytest.approx(6)
+    assert found["x"].tolist() == [0, 1, 2], "no jump where the short one ends"
+    assert found["value"].tolist() == pytest.approx([1, 2, 3])
+    assert found["n"].tolist() == [2, 2, 2]
+    late = long.assign(x=long["x"] + 0.5)
+    assert runs_curves.fold([short, late])["x"].tolist() == [0.5, 1.5, 2]
     steps = np.arange(10_000.0)
     many = runs_curves.fold([pd.DataFrame({"x": steps, "value": steps})])
     assert len(many) == runs_curves.GRID
+    apart = runs_curves.fold([short, short.assign(x=[3.0, 4.0])])
+    assert apart.empty and list(apart.columns) == list(found.columns)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((100, 40), "Drawn where all runs of a mean have values: `all` until 39 of 99"),
+        ((100, 99), ""),
+        ((100, 0), ""),  # one run has no value at all
+    ],
+)
+def test_a_mean_that_ends_with_its_first_run_says_so(
+    service, client: Client, name: str, page: Page, steps: tuple[int, ...], said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    drawn: list[pd.DataFrame] = []
+    monkeypatch.setattr(
+        runs_curves.charts, "bands", lambda data, **_: drawn.append(data) or (data, {})
+    )
+    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
+    for seed, length in enumerate(steps):
+        run = f"{name}-{seed}"
+        client.create_run(run, "train", config={"seed": seed, "lr": 1})
+        client.log_metrics(run, [point("m/value", step, 1.0) for step in range(length)])
+        client.patch_run(run, status="finished")
+    names = [f"{name}-{seed}" for seed in range(len(steps))]
+    shown = page("runs", service.url, search=name, group=runs_config.SEEDS, run=names)
+    check(shown)
+    captions = [c.value for c in shown.caption if "all runs of a mean" in c.value]
+    assert captions == ([said] if said else [])
+    expected = "all (2 runs)" if min(steps) else "all (1 of 2 runs)"
+    assert set(drawn[-1]["group"]) == {expected}
 
 
 def test_the_horizontal_axis_is_any_count_that_the_runs_report(
