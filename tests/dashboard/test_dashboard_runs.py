@@ -4,6 +4,7 @@ configs that differ, tags of many runs at once."""
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api
 from dashboard.components import digest
 from dashboard.curve_cache import Curves
-from dashboard.views import runs_config, runs_curves
+from dashboard.views import runs_config, runs_curves, runs_table
 from stepwell import Client
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
@@ -449,3 +450,28 @@ def test_runs_that_have_ended_are_not_read_again(
     assert asked == [[runs[-1]]]
     client.patch_run(runs[0], notes="heard of again")
     assert [r.notes for r in api.chosen_runs(runs)] == ["heard of again", "", "", ""]
+
+
+def test_long_names_are_drawn_with_both_ends(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell has the whole name, and what is drawn is wide enough for it."""
+    drawn: list[tuple[list[str], int]] = []
+    draw = runs_table.st.dataframe
+
+    def spied(styled: Any, **how: Any) -> Any:
+        cells = [row[2]["display_value"] for row in styled._translate(False, False)["body"]]
+        drawn.append((cells, how["column_config"]["run"]["width"]))
+        return draw(styled, **how)
+
+    long = [f"{name}-a-sweep-of-many-words-and-settings-seed-{seed}" for seed in (0, 1)]
+    for run in (*long, f"{name}-b"):
+        client.create_run(run, "train")
+    monkeypatch.setattr(runs_table.st, "dataframe", spied)
+    shown = page("runs", service.url, search=name)
+    check(shown)
+    assert table(shown).index.tolist() == [f"{name}-b", *reversed(long)]
+    cells, width = drawn[0]
+    assert len(set(cells)) == 3 and cells[0] == f"{name}-b"
+    assert [cell[-6:] for cell in cells[1:]] == ["seed-1", "seed-0"]
+    assert max(map(len, cells)) == runs_table.MOST_OF_NAME and 300 <= width <= 320
