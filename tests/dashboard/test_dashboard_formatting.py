@@ -123,3 +123,9 @@ def test_names_that_would_look_alike_remain_whole() -> None:
     found = formatting.shortened([first, second, third, "short"], 20)
     assert [found[name] for name in (first, second, "short")] == [first, second, "short"]
     assert len(found[third]) == 20 and found[third].endswith("-sweep-2")
+
+
+def test_code_in_captions_has_the_colour_of_the_text() -> None:
+    """tests/browser/test_boards.py measures the contrast that this gives."""
+    (rule,) = re.findall(r"stCaptionContainer[^{]* code {([^}]*)}", STYLE.read_text())
+    assert "color: inherit" in rule
