@@ -23,14 +23,16 @@ SCRIPTED = "scripted"
 
 
 def load_scripted(reference: str) -> Callable[..., Any]:
-    """The function or class that MODULE:FUNCTION names. Raises `UsageError`."""
+    """The function, class or static method that MODULE:FUNCTION names. Raises `UsageError`."""
     module, _, name = reference.partition(":")
     if not module or not name:
         example = "my_module:my_policy"
         raise UsageError(f"--scripted: expected MODULE:FUNCTION like {example}, got {reference!r}")
     words = f"--scripted {reference}"
     import_named(module, words, UsageError)
-    found = getattr(sys.modules[module], name, None)
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if not callable(found):
         raise UsageError(f"{words}: {module} has no function {name!r}")
     return found  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
 """A score follows from policy and seeds alone, and its uncertainty is computed as it should be."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -255,3 +257,28 @@ def test_a_policy_in_python_is_compared_with_a_published_one(
     assert main(words) == 0
     assert played == [("mine:policy", ""), ("", "run/7")]
     assert "paired" in json.loads(capsys.readouterr().out)
+
+
+ROW = re.compile(r"^\| ([\w-]+) \| `(generate_\w+:[\w.]+)` \|$", re.MULTILINE)
+GUIDE = Path(__file__).parents[2] / "docs" / "collecting.md"
+LEAST = {
+    "Pendulum-v1": -250.0,
+    "CartPole-v1": 500.0,
+    "MountainCar-v0": -150.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Acrobot-v1": -150.0,
+    "InvertedDoublePendulum-v5": 9300.0,
+}
+"""Mean returns far above those of the generated data (docs/own_data.md)."""
+
+
+@pytest.mark.parametrize(("env", "policy"), ROW.findall(GUIDE.read_text()))
+def test_scripted_policies_of_the_guide_are_good(
+    env: str, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {one for one, _ in ROW.findall(GUIDE.read_text())} == set(LEAST)
+    if env.endswith("-v5"):
+        pytest.importorskip("mujoco")
+    words = ["--env", env, "--episodes", "5", "--no-upload", "--json"]
+    assert main(["--scripted", f"collector.builtin.{policy}", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["mean"] >= LEAST[env]
