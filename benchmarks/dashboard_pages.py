@@ -81,6 +81,7 @@ PATHS = {
     "Runs on Config": "/runs?part=Config",
     "Runs on Details": "/runs?part=Details",
     "Evaluation": "/evaluation",
+    "Evaluation, one environment": "/evaluation?env=Some-v0",
     "Workers": "/workers",
     "Admin": "/admin",
 }
@@ -115,7 +116,7 @@ CLICKS = {
         "/trajectories?dataset=many", "Order", "best return", "order="
     ),
     "Trajectories, another dataset": menu("/trajectories", "Dataset", "many", "dataset=many"),
-    "Evaluation, another environment": menu("/evaluation", "Environment", "Some-v0", "Some-v0"),
+    "Evaluation, an environment": menu("/evaluation", "Environment", "Some-v0", "Some-v0"),
 }
 """Name → page, what is done before, the click, and what is true afterwards."""
 

@@ -192,6 +192,10 @@ class EvaluateConfig(EnvironmentConfig):
     """Evaluate a local policy file instead of a published policy."""
     random: bool = False
     """Evaluate uniformly random actions instead of a policy, as a baseline."""
+    scripted: str = ""
+    """Evaluate a policy written in Python, MODULE:FUNCTION: the function gets an observation and
+    returns an action. A class is a policy with memory, of which each episode calls a new instance.
+    It is recorded as the policy `scripted`."""
     episodes: int = Field(30, ge=1)
     """Number of episodes, one per seed."""
     seeds: int = Field(0, ge=0)
@@ -228,8 +232,10 @@ class EvaluateConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _one_player(self) -> Self:
-        if sum((bool(self.policy), self.file is not None, self.random)) != 1:
-            raise ValueError("policy: give one of --policy RUN[/VERSION], --file, --random")
+        players = (bool(self.policy), self.file is not None, self.random, bool(self.scripted))
+        if sum(players) != 1:
+            given = "--policy RUN[/VERSION], --file, --random, --scripted"
+            raise ValueError(f"policy: give one of {given}")
         if not self.env and not self.policy:
             raise ValueError("env: required without --policy, whose data tell it")
         if self.every_version and not self.upload:
@@ -248,8 +254,9 @@ class EvaluateConfig(EnvironmentConfig):
             raise ValueError("run: each version has an eval run of its own; leave run out")
         if self.vectorization == "native":
             raise ValueError("vectorization: native environments do not reset by seed; use async")
-        if self.target_return is not None and self.random:
-            raise ValueError("target_return: has no effect with --random; leave out one of them")
+        if self.target_return is not None and (self.random or self.scripted):
+            other = "--random" if self.random else "--scripted"
+            raise ValueError(f"target_return: has no effect with {other}; leave out one of them")
         return self
 
 

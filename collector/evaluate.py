@@ -49,6 +49,7 @@ from collector.registered_run import (
     unique_name,
 )
 from collector.rollout import Rollout
+from collector.scripted_policy import SCRIPTED, ScriptedActor, load_scripted
 from collector.video import RenderedEnv, open_rendered_env
 from stepwell._plural import pluralize
 from stepwell.client import Client
@@ -315,6 +316,8 @@ def _load(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
     """(policy id, policy or function that makes an actor)"""
     if config.random:
         return "random", RandomActor
+    if config.scripted:
+        return SCRIPTED, partial(ScriptedActor, policy=load_scripted(config.scripted))
     if config.file is not None:
         try:
             return config.file.name, load_policy(config.file, device=config.device)
@@ -351,6 +354,8 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
     }
     if config.target_return is not None:
         details["target_return"] = config.target_return
+    if config.scripted:
+        details["scripted"] = config.scripted
     try:
         evaluation = run.client.create_evaluation(**row, **notes, details=details)
     except StepwellError as error:

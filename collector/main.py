@@ -61,6 +61,7 @@ def evaluate(argv: list[str] | None = None) -> int:
             result, notes = run_evaluation(config, console, quiet=as_json)
             if config.against:
                 changes = {"policy": config.against, "file": None, "random": False, "run": ""}
+                changes["scripted"] = ""
                 other, more = run_evaluation(
                     config.replace(**changes, against=""), console, quiet=as_json
                 )

@@ -1,5 +1,5 @@
 """Everything the pages read or change, through `stepwell.Client`, which only this file and
-launching.py import.
+launching.py import. Leaderboards are in ranking.py.
 
 Reads are cached for a few seconds, by address, token and arguments, for all browsers together. A
 page acts with the token that was given in its browser session, else with the one that the dashboard
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import os
 import tempfile
@@ -32,7 +31,6 @@ from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ct
 
 from dashboard.frames import gif
 from stepwell import Client, doctor
-from stepwell import leaderboard as board
 from stepwell.client import SUFFIXES
 from stepwell.comparison import (
     NAMES_SQL,
@@ -48,7 +46,7 @@ from stepwell.comparison import (
 from stepwell.confidence_intervals import bootstrap_mean_curve
 from stepwell.doctor import Repair, Report
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
-from stepwell.leaderboard import Pick, Standing, run_of
+from stepwell.leaderboard import NAMES, run_of
 from stepwell.lineage import Lineage, read_lineage
 from stepwell.messages import (
     AuditEntry,
@@ -92,21 +90,6 @@ QUERIES_AT_ONCE = 3
 they are two callers, whose fifth query it refuses."""
 PAGE = 100
 """Number of rows per page of a long list."""
-DATA_SQL = """
-SELECT dataset, avg(r) AS mean, sum(r * w) / sum(w) AS iqm, count(*) AS episodes
-FROM (
-  SELECT dataset, r, least(greatest(i / n, 0.25), 0.75)
-    - least(greatest((i - 1) / n, 0.25), 0.75) AS w
-  FROM (
-    SELECT dataset, "return" AS r, count(*) OVER (PARTITION BY dataset) AS n,
-      row_number() OVER (PARTITION BY dataset ORDER BY "return") AS i
-    FROM trajectories WHERE env = $env AND purpose = 'train'
-  )
-)
-GROUP BY dataset ORDER BY episodes DESC, dataset LIMIT 5
-"""
-"""Mean and interquartile mean of the returns of the datasets with most trajectories of an
-environment, as `stepwell compare` counts them. No interval: these are all that there are."""
 VALUES_SQL = """
 SELECT name, step, q, v, advantage, weight FROM annotations
 WHERE trajectory = $trajectory ORDER BY name, step
@@ -328,7 +311,7 @@ def mean_curve(curves: Any) -> tuple[Any, Any, Any]:
     return bootstrap_mean_curve(curves)
 
 
-SEED_NAMES = frozenset(board.NAMES)
+SEED_NAMES = frozenset(NAMES)
 """Settings in which training seeds of one experiment may differ."""
 
 
@@ -356,35 +339,6 @@ def estimates(name: str) -> dict[int, tuple[float, ...]]:
 def evaluations() -> list[Evaluation]:
     """All evaluations, newest first; the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)
-
-
-@read(3)
-def leaderboard(env: str, pick: Pick) -> list[Standing]:
-    """Policies of one environment, and references, by descending mean."""
-    found = [e for e in evaluations() if e.env == env]
-    names = sorted({run_of(e.policy) for e in found})
-    rows = run_query(
-        "SELECT name, config FROM runs WHERE list_contains($names, name)",
-        {"names": names}, limit=MOST_ROWS,
-    ).rows  # fmt: skip
-    standings = board.leaderboard(found, {n: json.loads(c) for n, c in rows}, pick=pick)
-    standings += board.reference_rows(env)
-    data = run_query(DATA_SQL, {"env": env}).rows
-    standings += [board.constant(f"data of {name}", *numbers) for name, *numbers in data]
-    return sorted(standings, key=lambda row: row.mean.value, reverse=True)
-
-
-@read(60)
-def improvements(row: Standing, others: list[Standing]) -> dict[str, str]:
-    """Name of another row -> probability of improvement over it, as text."""
-    found = {}
-    for other in others:
-        if other.name == row.name:
-            found[other.name] = ""
-        else:
-            p = board.improvement(row, other)
-            found[other.name] = f"{p.value:.0%} ({p.low:.0%} … {p.high:.0%})"
-    return found
 
 
 def diagnose(dataset: str, progress: Callable[[int, int, str], object]) -> Report:

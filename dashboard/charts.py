@@ -32,6 +32,8 @@ POINT = {"type": "point", "filled": True, "size": 28}
 LINE = {"type": "line", "strokeWidth": 1.8, "aria": False}
 """A line is one element: Vega says of all of it, in words and in the tooltip, what is true of its
 first point. So neither has more than what is the same at all points."""
+SHORT_NAME, LONG_NAME = 24, 44
+"""Characters of a name that has room in one of two columns, and most of any name."""
 MAX_POINTS = 5000
 """Maximum points of a chart. Callers down-sample first, because Vega draws in the browser."""
 
@@ -181,7 +183,9 @@ def intervals(
 ) -> Chart:
     """Rows of label, value, low, high [, run]: a bar of the interval, and a dot on it."""
     order = list(dict.fromkeys(data["label"]))
-    label = _category("label", None, sort=order, axis={"labelOverlap": False})
+    label = _category(
+        "label", None, sort=order, axis={"labelOverlap": False, "labelExpr": _middle(LONG_NAME)}
+    )
     colour = _colour("run" if colours else None, colours, legend=False)
     tips = ("label", "env", "value", "low", "high", "episodes")
     tooltip = [{"field": c} for c in tips if c in data.columns]
@@ -276,10 +280,25 @@ def _colour(
         found["scale"] = {"domain": list(colours), "range": list(colours.values())}
     if legend:
         found["legend"] = {
-            "title": None, "orient": "bottom", "labelLimit": 150, "columns": 2,
+            "title": None, "orient": "bottom", **_labels(colours or ()),
             "symbolOpacity": 1, "symbolType": "stroke", "symbolStrokeWidth": 3,
         }  # fmt: skip
     return found
+
+
+def _labels(names: Iterable[str]) -> dict[str, Any]:
+    """Two columns of a legend, or a wide one for long names."""
+    if max(map(len, names), default=0) <= SHORT_NAME:
+        return {"labelLimit": 150, "columns": 2}
+    return {"labelLimit": 320, "columns": 1, "labelExpr": _middle(LONG_NAME)}
+
+
+def _middle(most: int) -> str:
+    """A Vega expression: a long label without its middle, as names of one sweep differ at their
+    ends; Vega itself would cut the end."""
+    front = (most - 1) // 3
+    cut = f"slice(datum.label, 0, {front}) + '…' + slice(datum.label, {front + 1 - most})"
+    return f"length(datum.label) > {most} ? {cut} : datum.label"
 
 
 def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:

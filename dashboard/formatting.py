@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell._sql import literal as literal  # strings in queries
@@ -59,6 +60,22 @@ def percent(share: float | None) -> str:
 def code(text: str) -> str:
     """Text in a sentence of Markdown, in which nothing of it is Markdown."""
     return "`" + text.replace("`", "'") + "`"
+
+
+def middle(text: str, most: int) -> str:
+    """A text of at most `most` characters, without its middle: names of one sweep differ at their
+    ends."""
+    if len(text) <= most:
+        return text
+    front = (most - 1) // 3
+    return f"{text[:front]}…{text[front + 1 - most :]}"
+
+
+def shortened(names: Iterable[str], most: int) -> dict[str, str]:
+    """Name → at most so many characters of it; those that would look alike remain whole."""
+    found = {name: middle(name, most) for name in names}
+    count = Counter(found.values())
+    return {name: short if count[short] == 1 else name for name, short in found.items()}
 
 
 def _absent(number: float | None) -> bool:

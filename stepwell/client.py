@@ -864,9 +864,11 @@ class Client(Transport):
     def run(self, name: str) -> Run:
         return self.ask(Run, "GET", route("runs", name))
 
-    def runs(self, kind: str | None = None, status: str | None = None) -> list[Run]:
-        """Return all runs, newest first."""
-        return self.items(Run, "/v1/runs", kind=kind, status=status)
+    def runs(
+        self, kind: str | None = None, status: str | None = None, *, where: str | None = None
+    ) -> list[Run]:
+        """Return all runs, newest first. `where`: as of `runs_page`."""
+        return self.items(Run, "/v1/runs", kind=kind, status=status, where=where or None)
 
     def runs_page(
         self,
@@ -876,6 +878,7 @@ class Client(Transport):
         tag: str | None = None,
         parent: str | None = None,
         search: str | None = None,
+        where: str | None = None,
         alive: bool | None = None,
         since: float | None = None,
         without_tag: str | None = None,
@@ -887,13 +890,14 @@ class Client(Transport):
     ) -> RunPage:
         """Return one page of the runs that match, newest first, and the total number of matches.
 
-        `search`: text in the name, the title or a tag. `since`: last heartbeat at this Unix time or
-        later. `names`: only these, at most 100. `keys`: newest metrics of these keys only, at most
-        100. `brief`: omit config, and newest metrics but those of `keys`. `cursor`: `next` of the
-        previous page.
+        `search`: text in the name, the title or a tag. `where`: conditions over settings and newest
+        metrics, such as `agent.discount = 0.99 and eval/return > 200`. `since`: last heartbeat at
+        this Unix time or later. `names`: only these, at most 100. `keys`: newest metrics of these
+        keys only, at most 100. `brief`: omit config, and newest metrics but those of `keys`.
+        `cursor`: `next` of the previous page.
         """
         filters: dict[str, Any] = {"kind": kind, "status": status, "tag": tag, "parent": parent}
-        filters |= {"search": search or None, "cursor": cursor}
+        filters |= {"search": search or None, "where": where or None, "cursor": cursor}
         filters |= {"without_tag": without_tag, "name": names, "key": keys}
         params = {**filters, "alive": alive, "since": since, "brief": brief, "limit": limit}
         return self.ask(RunPage, "GET", "/v1/runs", params=params)

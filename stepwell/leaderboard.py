@@ -1,7 +1,9 @@
-"""Policies of one environment ranked by their evaluations: training seeds folded, with intervals.
+"""Policies ranked by their evaluations, in one environment or in all: training seeds folded, with
+intervals.
 
 Runs whose configs differ in nothing but the seed and names are one row. Beside them stand
-references: random actions, the mean of the data, and D4RL's random and expert scores.
+references: random actions, scripted policies, the mean of the data, and D4RL's random and expert
+scores.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +30,8 @@ NAMES = (
     "seed", "run", "output", "tags", "notes", "parent", "claim", "origins", "versions", "hardware",
 )  # fmt: skip
 """Parts of a run's config in which two training seeds of one experiment may differ."""
+DATA = ("dataset",)
+"""Parts of a config in which runs of one experiment in several environments differ, too."""
 Pick = Literal["newest", "best"]
 
 
@@ -63,6 +67,32 @@ class Standing:
         return normalised_score(env, self.mean.value)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """A policy, the seeds of one experiment, or a reference, in several environments."""
+
+    name: str
+    cells: dict[str, Standing]
+    """By environment; not all have one."""
+    reference: bool = False
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs of its policies, without repetition."""
+        return list(dict.fromkeys(run for cell in self.cells.values() for run in cell.runs))
+
+
+T = TypeVar("T", Standing, ScoreRow)
+
+
+def normalised(env: str, found: Interval) -> Interval | None:
+    """A statistic and its interval on D4RL's scale; None where there is none."""
+    value, low, high = (normalised_score(env, x) for x in (found.value, found.low, found.high))
+    if value is None or low is None or high is None:
+        return None
+    return replace(found, value=value, low=low, high=high)
+
+
 def leaderboard(
     evaluations: Sequence[Evaluation],
     configs: Mapping[str, Mapping[str, Any]],
@@ -79,16 +109,84 @@ def leaderboard(
     """
     groups: dict[str, list[Evaluation]] = defaultdict(list)
     for run, chosen in _one_per_run(evaluations, pick).items():
-        kept = {k: v for k, v in configs.get(run, {}).items() if k not in NAMES}
-        key = json.dumps(kept, sort_keys=True, default=str) if kept else run
-        groups[key].append(chosen)
-    rows = [_standing(found) for found in groups.values()]
+        groups[_experiment(run, configs)].append(chosen)
+    rows = _named_apart([_standing(found) for found in groups.values()])
+    return sorted(rows, key=lambda row: row.mean.value, reverse=True)
+
+
+def score_table(
+    evaluations: Sequence[Evaluation],
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    pick: Pick = "newest",
+) -> list[ScoreRow]:
+    """Policies by environments, by their mean rank; then references, D4RL's among them.
+
+    An experiment that is repeated on the data of other environments is one row, too: configs that
+    differ in their dataset. Only if it learned from two datasets for one environment, each dataset
+    has a row of its own. For the arguments see `leaderboard`.
+    """
+    by_env: dict[str, list[Evaluation]] = defaultdict(list)
+    for e in evaluations:
+        by_env[e.env].append(e)
+    chosen = [(run, e) for found in by_env.values() for run, e in _one_per_run(found, pick).items()]
+    wide = {run: _experiment(run, configs, NAMES + DATA) for run, _ in chosen}
+    datasets: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run, e in chosen:
+        datasets[wide[run], e.env].add(str(configs.get(run, {}).get("dataset")))
+    mixed = {key for (key, _), found in datasets.items() if len(found) > 1}
+    groups: dict[str, dict[str, list[Evaluation]]] = defaultdict(lambda: defaultdict(list))
+    for run, e in chosen:
+        key = _experiment(run, configs) if wide[run] in mixed else wide[run]
+        groups[key][e.env].append(e)
+    rows = _named_apart([_score_row(cells) for cells in groups.values()])
+    for env in by_env:
+        rows += [ScoreRow(one.name, {env: one}, reference=True) for one in reference_rows(env)]
+    return _by_rank(_merged(rows))
+
+
+def _score_row(found: Mapping[str, list[Evaluation]]) -> ScoreRow:
+    cells = {env: _standing(mine) for env, mine in sorted(found.items())}
+    policies = {e.policy for mine in found.values() for e in mine}
+    # Versions of one run are called after the run.
+    name = _name(sorted(policies if len(policies) == 1 else set(map(run_of, policies))))
+    return ScoreRow(name, cells, all(cell.reference for cell in cells.values()))
+
+
+def _merged(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """References of one name are one row."""
+    found: dict[str, ScoreRow] = {}
+    for row in rows:
+        before = found.get(row.name) if row.reference else None
+        found[row.name] = replace(row, cells=before.cells | row.cells) if before else row
+    return list(found.values())
+
+
+def _by_rank(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """References last. The rank in an environment is a share of its rows, as few may have some."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for env in {env for row in rows for env in row.cells}:
+        here = [row for row in rows if env in row.cells]
+        here.sort(key=lambda row: row.cells[env].mean.value, reverse=True)
+        for place, row in enumerate(here):
+            shares[row.name].append(place / len(here))
+    return sorted(rows, key=lambda row: (row.reference, np.mean(shares[row.name]), row.name))
+
+
+def _experiment(
+    run: str, configs: Mapping[str, Mapping[str, Any]], apart: Sequence[str] = NAMES
+) -> str:
+    """What all runs of one experiment have in common: their config but for the parts `apart`."""
+    kept = {k: v for k, v in configs.get(run, {}).items() if k not in apart}
+    return json.dumps(kept, sort_keys=True, default=str) if kept else run
+
+
+def _named_apart(rows: list[T]) -> list[T]:
+    """Experiments of one sweep begin alike: each is then called after its first run."""
     names = Counter(row.name for row in rows)
-    # Experiments of one sweep begin alike: each is then called after its first run.
-    rows = [
+    return [
         replace(row, name=row.runs[0]) if names[row.name] > 1 and row.runs else row for row in rows
     ]
-    return sorted(rows, key=lambda row: row.mean.value, reverse=True)
 
 
 def reference_rows(env: str) -> list[Standing]:
@@ -125,17 +223,21 @@ def run_of(policy: str) -> str:
 def _standing(found: list[Evaluation]) -> Standing:
     found = sorted(found, key=lambda e: e.policy)
     mean, iqm = _intervals(tuple(tuple(e.returns) for e in found))
-    runs = [run_of(e.policy) for e in found]
-    name = found[0].policy
-    if len(runs) > 1:
-        name = os.path.commonprefix(runs).rstrip("-_/ ") or runs[0]
+    names = [run_of(e.policy) for e in found] if len(found) > 1 else [found[0].policy]
     return Standing(
-        name=name,
+        name=_name(names),
         mean=mean,
         iqm=iqm,
         evaluations=found,
         reference="/" not in found[0].policy,
     )
+
+
+def _name(names: list[str]) -> str:
+    """What they begin with."""
+    if len(names) == 1:
+        return names[0]
+    return os.path.commonprefix(names).rstrip("-_/ ") or names[0]
 
 
 @lru_cache(maxsize=4096)

@@ -25,7 +25,8 @@ class MountainCarNoisy(EpsilonGreedy):
     steps = 60_000
     about = "MountainCar-v0; pushes along the velocity, with random actions"
 
-    def greedy(self, observation: NDArray[np.float32]) -> int:
+    @staticmethod
+    def greedy(observation: NDArray[np.float32]) -> int:
         return 2 if observation[1] > 0 else 0
 
 
@@ -45,7 +46,8 @@ class MountainCarContinuousNoisy(GaussianNoise):
     def draw_deviation(self, rng: np.random.Generator) -> float:
         return float(rng.choice((0.3, 1.0, 3.0)))
 
-    def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:
+    @staticmethod
+    def mean_action(observation: NDArray[np.float32]) -> NDArray[np.float64]:
         return 0.6 * np.sign(observation[1:])
 
 
@@ -64,5 +66,6 @@ class AcrobotNoisy(EpsilonGreedy):
     steps = 60_000
     about = "Acrobot-v1; pushes along the velocity, with random actions"
 
-    def greedy(self, observation: NDArray[np.float32]) -> int:
+    @staticmethod
+    def greedy(observation: NDArray[np.float32]) -> int:
         return 2 if observation[5] + 0.5 * observation[4] > 0 else 0

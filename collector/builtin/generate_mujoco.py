@@ -87,7 +87,8 @@ class InvertedDoublePendulumNoisy(GaussianNoise):
     def draw_deviation(self, rng: np.random.Generator) -> float:
         return rng.uniform(0.1, 0.5)
 
-    def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:
+    @staticmethod
+    def mean_action(observation: NDArray[np.float32]) -> NDArray[np.float64]:
         state = observation[[0, 1, 2, 5, 6, 7]]  # position, sines of the angles, velocities
         return -np.array([np.dot(_GAINS, state)])
 

@@ -9,8 +9,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
-from dashboard.views import comparison, leaderboard
+from dashboard.views import comparison, leaderboard, score_table
 
+ALL = ""
+"""In place of an environment: all of them."""
 VIDEO_WIDTH = 480
 """Pixels."""
 
@@ -18,7 +20,7 @@ VIDEO_WIDTH = 480
 @components.view(
     "Evaluation",
     "Greedy episodes with fixed seeds. Runs that differ in nothing but their training seed are one "
-    "row; the bar is a bootstrap interval over training seeds and episodes.",
+    "row; its interval is a bootstrap over training seeds and episodes.",
 )
 def show() -> None:
     api.prefetch(api.evaluations, api.comparisons)
@@ -30,16 +32,27 @@ def show() -> None:
             "stepwell evaluate --policy RUN --env Pendulum-v1 --episodes 30",
         )
         return
+    envs = sorted({e.env for e in found})
+    options = [ALL, *envs] if len(envs) > 1 else envs
+    if st.session_state.get("env") not in options:
+        st.session_state.pop("env", None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        envs = sorted({e.env for e in found})
-        if st.session_state.get("env") not in envs:
-            st.session_state.pop("env", None)
-        env = st.selectbox("Environment", envs, key="env", bind="query-params")
-    mine = [e for e in found if e.env == env]
-    leaderboard.draw(str(env))
-    if len(envs) > 1:
-        _matrix(found)
-    _drill(mine)
+        env = st.selectbox(
+            "Environment", options, key="env", bind="query-params",
+            format_func=lambda one: one or "all",
+        )  # fmt: skip
+        pick, statistic = leaderboard.controls()
+    if env == ALL:
+        score_table.draw(envs, pick, statistic)
+        return
+    leaderboard.draw(str(env), pick, statistic)
+    asked = "evaluation" in st.query_params
+    label = "One evaluation: episodes and videos"
+    one = components.folder(label, "one", expanded=asked, linked=True)
+    with one:
+        # What is in it takes as long to draw as all the rest.
+        if one.open:
+            _drill([e for e in found if e.env == env])
 
 
 def _known(found: list[Any]) -> dict[str, Any]:
@@ -52,29 +65,8 @@ def _label(evaluation: Any, known: dict[str, Any]) -> str:
     return f"{api.label(evaluation.policy, known)} ({episodes})"
 
 
-def _matrix(found: list[Any]) -> None:
-    """Table of policies by environments: the newest mean of each pair."""
-    st.subheader("All environments")
-    cells: dict[tuple[str, str], float] = {}
-    for e in found:  # newest first
-        cells.setdefault((e.policy, e.env), e.mean)
-    frame = pd.Series(cells).unstack()
-    known = _known(found)
-    sql = (
-        "SELECT policy, env, arg_max(mean, created_at) AS mean\n"
-        "FROM evaluations GROUP BY policy, env ORDER BY policy, env"
-    )
-    two = st.column_config.NumberColumn(format="%.2f")
-    components.table(
-        frame.rename(index=lambda name: api.label(name, known)).reset_index(names="policy"),
-        "matrix", sql=sql,
-        columns={env: two for env in frame.columns},
-    )  # fmt: skip
-
-
 def _drill(mine: list[Any]) -> None:
     """Details of one evaluation: the return of each seed."""
-    st.subheader("One evaluation")
     known = _known(mine)
     named = {e.id: f"{_label(e, known)}, {formatting.ago(e.created_at)}" for e in mine}
     chosen = components.menu("Evaluation", named, "evaluation")

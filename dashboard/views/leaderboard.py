@@ -1,13 +1,14 @@
-"""The ranking of an environment's policies: a part of the evaluation page."""
+"""The ranking of one environment's policies: a part of the evaluation page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, formatting
+from dashboard import api, charts, components, formatting, ranking
 
 DRAWN = 40
 """Maximum number of bars in the chart."""
@@ -20,25 +21,33 @@ SQL = (
 STATISTICS = {"mean": "mean", "IQM": "interquartile mean"}
 
 
-def draw(env: str) -> None:
+def controls() -> tuple[ranking.Pick, str]:
+    """Which version of a run counts, and which statistic is drawn."""
+    pick = st.segmented_control(
+        "Version of each run", ["newest", "best"], default="newest", key="pick",
+        required=True, bind="query-params",
+        help="The best of many noisy scores flatters; the newest is what training ended with",
+    )  # fmt: skip
+    statistic = st.segmented_control(
+        "Statistic", list(STATISTICS), default="mean", key="statistic", required=True,
+        bind="query-params", help="IQM: the mean of the middle half of all episodes",
+    )  # fmt: skip
+    return "best" if pick == "best" else "newest", str(statistic)
+
+
+def draw(env: str, pick: ranking.Pick, statistic: str) -> None:
     """Policies and references of one environment, with intervals of what is drawn."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        pick = st.segmented_control(
-            "Version of each run", ["newest", "best"], default="newest", key="pick",
-            required=True, bind="query-params",
-            help="The best of many noisy scores flatters; the newest is what training ended with",
-        )  # fmt: skip
-        statistic = st.segmented_control(
-            "Statistic", list(STATISTICS), default="mean", key="statistic", required=True,
-            bind="query-params", help="IQM: the mean of the middle half of all episodes",
-        )  # fmt: skip
-    rows = api.leaderboard(env, "best" if pick == "best" else "newest")
-    known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
-    labels = {row.name: _titled(row, known) for row in rows}
-    colours = _colours(rows, known)
-    _chart(rows, env, str(statistic), labels, colours)
+    rows = ranking.leaderboard(env, pick)
+    labels, colours = looks(rows)
+    _chart(rows, env, statistic, labels, colours)
     _table(rows, env, labels, colours)
     _improvement([row for row in rows if row.evaluations][:PAIRS], labels)
+
+
+def looks(rows: Sequence[Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of each row, by its name, and its colour."""
+    known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
+    return {row.name: _titled(row, known) for row in rows}, _colours(rows, known)
 
 
 def _titled(row: Any, known: dict[str, Any]) -> str:
@@ -48,39 +57,34 @@ def _titled(row: Any, known: dict[str, Any]) -> str:
     return f"{title} ({row.name})" if title else str(row.name)
 
 
-def _colours(rows: list[Any], known: dict[str, Any]) -> dict[str, str]:
+def _colours(rows: Sequence[Any], known: dict[str, Any]) -> dict[str, str]:
     """Name of a row → the colour of the oldest of its runs; references have none of their own."""
     found = {row.name: [known[run].number for run in row.runs if run in known] for row in rows}
     own = charts.run_colours({name: min(numbers) for name, numbers in found.items() if numbers})
     return {row.name: own.get(row.name, charts.QUIET) for row in rows}
 
 
-def _interval(row: Any, statistic: str) -> Any:
-    return row.iqm if statistic == "IQM" else row.mean
-
-
 def _chart(
     rows: list[Any], env: str, statistic: str, labels: dict[str, str], colours: dict[str, str]
 ) -> None:
-    known = [row for row in rows if _interval(row, statistic) is not None]
-    ranked = sorted(known, key=lambda row: _interval(row, statistic).value, reverse=True)
-    shown = ranked[:DRAWN]
+    found = [(row, ranking.interval_of(row, statistic)) for row in rows]
+    known = [(row, one) for row, one in found if one is not None]
+    shown = sorted(known, key=lambda pair: pair[1].value, reverse=True)[:DRAWN]
     frame = pd.DataFrame(
         [
             {
                 "label": _label(row, labels),
                 "env": env,
                 "run": row.name,
-                "value": found.value,
-                "low": found.low,
-                "high": found.high,
-                "episodes": found.n or None,
+                "value": one.value,
+                "low": one.low,
+                "high": one.high,
+                "episodes": one.n or None,
             }
-            for row in shown
-            for found in [_interval(row, statistic)]
+            for row, one in shown
         ]
     )
-    mine = {row.name: colours[row.name] for row in shown}
+    mine = {row.name: colours[row.name] for row, _ in shown}
     title = f"return ({STATISTICS[statistic]}, 95% interval)"
     st.vega_lite_chart(
         *charts.intervals(frame, x_title=title, colours=mine),
@@ -150,7 +154,7 @@ def _improvement(rows: list[Any], labels: dict[str, str]) -> None:
             "How likely an episode of the row has a higher return than one of the column; "
             "50% means no difference. In brackets the 95% interval over seeds and episodes."
         )
-        cells = {row.name: api.improvements(row, rows) for row in rows}
+        cells = {row.name: ranking.improvements(row, rows) for row in rows}
         frame = pd.DataFrame(
             [
                 {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}

@@ -23,7 +23,7 @@ TAB, TABS = "part", ("Curves", "Config", "Details")
 def show() -> None:
     found, look, pages, bar = _listed()
     if not found.total:
-        if any(st.session_state.get(key) for key in ("kind", "status", "search")):
+        if any(st.session_state.get(key) for key in ("kind", "status", "search", "where")):
             components.empty("No run matches these filters.")
         elif api.runs(limit=1).total:
             components.empty("Every run is archived; Filters shows them.")
@@ -78,6 +78,13 @@ def _listed() -> tuple[Any, Any, components.Pages, Any]:
     bar = st.container(horizontal=True, vertical_alignment="bottom")
     with bar:
         text = st.text_input("Name, title or tag contains", key="search", bind="query-params")
+        where = st.text_input(
+            "Settings and metrics", key="where", bind="query-params", max_chars=2000,
+            placeholder="agent.discount = 0.99 and eval/return > 200",
+            help="Conditions with = != < <= > >=, joined by `and`. A name is a setting of the "
+            "config or a metric, of which the newest value counts; the menu Columns lists both. "
+            "A text with spaces stands in quotes",
+        )  # fmt: skip
         kind = st.selectbox(
             "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params", width=120,
             format_func=lambda k: k or "all",
@@ -88,13 +95,14 @@ def _listed() -> tuple[Any, Any, components.Pages, Any]:
             help="silent: running, but no heartbeat for 45 s",
         )  # fmt: skip
         archived = st.toggle("Archived too", key="archived", bind="query-params")
-    pages = components.Pages("runs", (kind, status, text, archived))
+    pages = components.Pages("runs", (kind, status, text, where, archived))
     silent = status == "silent"
     filters = {
         "kind": kind,
         "status": "running" if silent else status,
         "alive": False if silent else "",
         "search": (text or "").strip()[:200],
+        "where": (where or "").strip(),
         "without_tag": "" if archived else ARCHIVED,
         "cursor": pages.cursor,
     }

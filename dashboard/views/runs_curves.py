@@ -31,6 +31,8 @@ OPEN = 6
 """Number of curves in sections that are expanded initially."""
 GRID = 150
 """Points of a mean: runs rarely have points at the same place."""
+LITTLE = 0.02
+"""Share of the axis that a mean may lack without a word: the last points of runs differ."""
 MOST_IN_LEGEND = 6
 EACH = ""
 """No groups: a line per run."""
@@ -164,9 +166,10 @@ def _section(
             if not lines:
                 st.caption("no finite value yet")
                 continue
-            st.vega_lite_chart(
-                *_chart(member, lines, axis, groups, colours, labels), key=f"curve_{member}"
-            )
+            if groups:
+                _means(member, lines, axis, groups, colours)
+                continue
+            st.vega_lite_chart(*_chart(member, lines, axis, colours, labels), key=_key(member))
     if len(members) > FIRST:
         label = f"Show {FIRST}" if _is_whole(name) else f"Show all {len(members)}"
         st.button(label, key=f"section_all_{name}", on_click=_turn, args=(name,))
@@ -207,37 +210,73 @@ def _axis() -> str:
     return str(st.session_state.get("x") or st.query_params.get("x") or "step")
 
 
+def _key(member: str) -> str:
+    return f"curve_{member}"
+
+
+def _style(member: str, axis: str) -> dict[str, Any]:
+    return {
+        "x_title": AXES.get(axis, axis),
+        "y_title": member.rsplit("/", 1)[-1],
+        "log": bool(st.session_state.get("log", False)),
+        "height": 260,
+    }
+
+
 def _chart(
-    key: str,
+    member: str,
+    lines: dict[str, pd.DataFrame],
+    axis: str,
+    colours: dict[str, str],
+    labels: dict[str, str],
+) -> charts.Chart:
+    parts = [one.assign(run=labels[name]) for name, one in lines.items()]
+    data = pd.concat(parts, ignore_index=True)
+    mine = {labels[name]: colours[name] for name in lines}
+    # The table above shows the colours too.
+    legend = len(mine) <= MOST_IN_LEGEND
+    return charts.lines(
+        data, x="x", y="value", colour="run", colours=mine, legend=legend, **_style(member, axis)
+    )
+
+
+def _means(
+    member: str,
     lines: dict[str, pd.DataFrame],
     axis: str,
     groups: dict[str, list[str]],
     colours: dict[str, str],
-    labels: dict[str, str],
-) -> charts.Chart:
-    style: dict[str, Any] = {
-        "x_title": AXES.get(axis, axis),
-        "y_title": key.rsplit("/", 1)[-1],
-        "log": bool(st.session_state.get("log", False)),
-        "height": 260,
-    }
-    if not groups:
-        parts = [one.assign(run=labels[name]) for name, one in lines.items()]
-        data = pd.concat(parts, ignore_index=True)
-        mine = {labels[name]: colours[name] for name in lines}
-        # The table above shows the colours too.
-        legend = len(mine) <= MOST_IN_LEGEND
-        return charts.lines(
-            data, x="x", y="value", colour="run", colours=mine, legend=legend, **style
-        )
-    parts, mine = [], {}
+) -> None:
+    """A line per group, and below it where a group's line ends before some of its runs do."""
+    parts, mine, notes = [], {}, []
     for label, names in groups.items():
         members = [lines[name] for name in names if name in lines]
-        if members:
-            parts.append(fold(members).assign(group=label))
-            # A group has the colour of its oldest run, which no other group can have.
-            mine[label] = colours[names[0]]
-    return charts.bands(pd.concat(parts, ignore_index=True), colours=mine, **style)
+        if not members:
+            continue
+        of = "" if len(members) == len(names) else f" of {len(names)}"
+        named = f"{label} ({len(members)}{of} run{'s' if len(names) > 1 else ''})"
+        folded = fold(members)
+        parts.append(folded.assign(group=named))
+        # A group has the colour of its oldest run, which no other group can have.
+        mine[named] = colours[names[0]]
+        if note := _ends(members, folded):
+            notes.append(f"{formatting.code(label)} {note}")
+    data = pd.concat(parts, ignore_index=True)
+    if len(data):
+        st.vega_lite_chart(
+            *charts.bands(data, colours=mine, **_style(member, axis)), key=_key(member)
+        )
+    if notes:
+        st.caption(f"Drawn where all runs of a mean have values: {'; '.join(notes)}")
+
+
+def _ends(lines: list[pd.DataFrame], folded: pd.DataFrame) -> str:
+    """How much of the longest line the mean lacks, if it is more than a little."""
+    if folded.empty:
+        return "nowhere"
+    first, last = min(one["x"].min() for one in lines), max(one["x"].max() for one in lines)
+    end = folded["x"].iloc[-1]
+    return f"until {end:,.6g} of {last:,.6g}" if last - end > LITTLE * (last - first) else ""
 
 
 def line(found: dict[str, Any], key: str, axis: str) -> pd.DataFrame:
@@ -267,16 +306,19 @@ def line(found: dict[str, Any], key: str, axis: str) -> pd.DataFrame:
 
 
 def fold(lines: list[pd.DataFrame]) -> pd.DataFrame:
-    """The mean of lines, at places between the first and the last point of any: columns x, value,
-    low, high and n, the number of lines there."""
+    """The mean of lines, where all of them have values: columns x, value, low, high and n, the
+    number of lines. Beyond the end of one line, the mean of the others would jump."""
+    first, last = max(one["x"].min() for one in lines), min(one["x"].max() for one in lines)
     places = np.unique(np.concatenate([one["x"].to_numpy(float) for one in lines]))
+    places = places[(places >= first) & (places <= last)]
+    if not len(places):
+        return pd.DataFrame(columns=["x", "value", "low", "high", "n"], dtype=float)
     if len(places) > GRID:
         places = np.linspace(places[0], places[-1], GRID)
     rows = []
     for one in lines:
         order = one.sort_values("x")
         x, y = order["x"].to_numpy(float), order["value"].to_numpy(float)
-        rows.append(np.interp(places, x, y, left=np.nan, right=np.nan))
+        rows.append(np.interp(places, x, y))
     mean, low, high = api.mean_curve(rows)
-    n = np.isfinite(rows).sum(0)
-    return pd.DataFrame({"x": places, "value": mean, "low": low, "high": high, "n": n}).dropna()
+    return pd.DataFrame({"x": places, "value": mean, "low": low, "high": high, "n": len(lines)})

@@ -13,6 +13,8 @@ from dashboard import api, components, formatting
 
 DONE, TOTAL, RATE = "progress/updates", "progress/total", "progress/updates_per_second"
 MOST_COLUMNS = 20
+MOST_OF_NAME, PER_CHARACTER, PADDING, LEAST_WIDTH = 40, 7.2, 20, 120
+"""Characters drawn of a run's name; their width in pixels; those of a column."""
 SQL = (
     "SELECT r.*, (SELECT count(*) FROM policies p WHERE p.run = r.name) AS policies\n"
     "FROM runs r ORDER BY created_at DESC"
@@ -27,7 +29,6 @@ METRIC_SQL = (
 SPARSE = ("title", "alarms", "tags", "notes", "commit", "snapshots")
 COLUMNS = {
     components.MARK: components.MARK_COLUMN,
-    "run": st.column_config.TextColumn(width=200),
     "title": st.column_config.TextColumn(width=200),
     "progress": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
     "ends": st.column_config.DatetimeColumn(
@@ -86,9 +87,14 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
         name = f"config {key}"
         if pd.api.types.is_numeric_dtype(frame[name]):
             added[name] = st.column_config.NumberColumn(format="%.5g")
+    short = formatting.shortened(names, MOST_OF_NAME)
+    width = round(PER_CHARACTER * max(map(len, short.values()))) + PADDING
+    run = {"run": st.column_config.TextColumn(width=max(width, LEAST_WIDTH))}
+    shown = components.marked(frame, [colours.get(name, "") for name in names])
+    # The cell has the whole name: it is copied, exported, and seen after a double click.
     st.dataframe(
-        components.marked(frame, [colours.get(name, "") for name in names]),
-        key=key, hide_index=True, column_config=COLUMNS | added, placeholder="",
+        shown.format(short.__getitem__, subset=["run"]),
+        key=key, hide_index=True, column_config=COLUMNS | run | added, placeholder="",
         height=min(390, 38 + 35 * len(frame)),
         on_select="rerun", selection_mode="multi-row",
         selection_default={"selection": {"rows": rows}},

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection, RowMapping
 
+from server.index import run_conditions
 from server.index.db import equal, find_pk, first_rows
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
@@ -124,6 +125,7 @@ def list_runs(
     tag: str | None = None,
     parent: str | None = None,
     search: Annotated[str | None, Query(max_length=200)] = None,
+    where: Annotated[str | None, Query(max_length=2000)] = None,
     alive: bool | None = None,
     since: float | None = None,
     without_tag: str | None = None,
@@ -135,10 +137,11 @@ def list_runs(
 ) -> RunPage:
     """Sorted newest first, with the total number of matches.
 
-    `search`: text in the name, the title or a tag. `alive=false&status=running`: runs without a
-    heartbeat. `since`: heartbeat at or after that Unix time. `name`, repeated: only these. `key`,
-    repeated: newest metrics of these keys only. `brief`: without config, and without newest
-    metrics but for those of `key`.
+    `search`: text in the name, the title or a tag. `where`: conditions over settings and newest
+    metrics, such as `agent.discount = 0.99 and eval/return > 200`. `alive=false&status=running`:
+    runs without a heartbeat. `since`: heartbeat at or after that Unix time. `name`, repeated: only
+    these. `key`, repeated: newest metrics of these keys only. `brief`: without config, and without
+    newest metrics but for those of `key`.
     """
     wanted = equal(runs, kind=kind, status=status, parent=parent)
     each = sa.func.json_each(runs.c.tags).table_valued("value")
@@ -152,6 +155,8 @@ def list_runs(
         tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
         named = [_contains(column, search) for column in (runs.c.name, runs.c.title)]
         wanted.append(sa.or_(*named, tagged))
+    conditions = run_conditions.parse(where) if where else []
+    wanted += [condition.sql() for condition in conditions]
     if alive is not None:
         wanted.append(_alive() if alive else sa.not_(_alive()))
     if since is not None:
@@ -162,6 +167,8 @@ def list_runs(
         query = query.where(runs.c.pk < cursor)
     with service.db.read() as c:
         total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
+        if not total:
+            run_conditions.check_names(c, conditions)
         rows, last = first_rows(c, query, limit)
         newest = _newest(c, rows, key, brief)
     items = [_run(row, points) for row, points in zip(rows, newest, strict=True)]

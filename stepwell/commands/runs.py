@@ -22,6 +22,7 @@ A run is one execution of a trainer, collector or evaluation, addressed by its n
 name never changes, because trajectories, policies and evaluations refer to it; its title can."""
 EXAMPLES = """\
   stepwell runs list --kind train
+  stepwell runs list --where "agent.discount = 0.99 and eval/return > 200"
   stepwell runs show demo
   stepwell runs title demo "Larger batches, first try"
   stepwell runs metrics demo --keys loss/total,value/q_mean
@@ -36,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     listing = common.add_action(actions, "list", list_runs, "all runs, newest first")
     listing.add_argument("--kind", choices=("train", "collect", "eval"))
     listing.add_argument("--status", choices=("running", "finished", "failed", "stopped"))
+    listing.add_argument(
+        "--where", help='settings and metrics: "agent.discount = 0.99 and eval/return > 200"'
+    )
     show = common.add_action(actions, "show", show_run, "one run: state, config, newest metrics")
     title = common.add_action(actions, "title", title_run, "set what is shown beside its name")
     metrics = common.add_action(actions, "metrics", show_metrics, "its metrics over time")
@@ -61,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
-    runs = client.runs(args.kind, args.status)
+    runs = client.runs(args.kind, args.status, where=args.where)
     titled = ["title"] if any(r.title for r in runs) else []
     return runs, lambda: common.print_table(
         [

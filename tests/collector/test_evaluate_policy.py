@@ -1,7 +1,9 @@
 """A score follows from policy and seeds alone, and its uncertainty is computed as it should be."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -184,3 +186,99 @@ def test_exactly_one_policy_is_required(capsys: pytest.CaptureFixture[str]) -> N
     for arguments in ([], ["--random", "--policy", "p"]):
         assert main(["--env", "Pendulum-v1", *arguments]) == 2
         assert "policy: give" in capsys.readouterr().err
+
+
+def remembers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user: a policy for Recall with memory, and one that fails."""
+    (tmp_path / "my_policies.py").write_text(
+        "import numpy as np\n"
+        "class Remembers:\n"
+        "    def __init__(self):\n"
+        "        self.cue = None\n"
+        "    def __call__(self, observation):\n"
+        "        if self.cue is None:\n"
+        "            self.cue = int(np.argmax(observation[:4]))\n"
+        "        return self.cue\n"
+        "def fails(observation):\n"
+        "    return observation['position']\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_policy_in_python_is_evaluated(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A function, or a class of which each episode has its own instance."""
+    remembers(tmp_path, monkeypatch)
+    arguments = ["--no-upload", "--json", "--episodes", "12", "--envs", "3"]
+    scripted = ["--scripted", "my_policies:Remembers", "--env", f"collector.builtin:{RECALL_ID}"]
+    assert main([*arguments, *scripted]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["policy"], printed["returns"]) == ("scripted", [1.0] * 12)
+    torque = "collector.builtin.generate_pendulum:expert_torque"
+    assert main([*arguments, "--scripted", torque, "--env", "Pendulum-v1"]) == 0
+    assert -250 < json.loads(capsys.readouterr().out)["mean"] < -50
+
+
+def test_a_policy_in_python_that_is_none_says_so(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembers(tmp_path, monkeypatch)
+    for reference, status, said in (
+        ("my_policies", 2, "expected MODULE:FUNCTION"),
+        ("no_such_module:f", 2, "No module named 'no_such_module'"),
+        ("my_policies:missing", 2, "my_policies has no function 'missing'"),
+        ("my_policies:number", 2, "my_policies has no function 'number'"),
+        ("my_policies:fails", 1, "the scripted policy failed"),
+    ):
+        words = ["--scripted", reference, "--env", "Pendulum-v1", "--no-upload"]
+        assert main(words) == status
+        error = " ".join(capsys.readouterr().err.split())
+        assert said in error, reference
+    assert "my_policies.py, line 10" in error
+    assert main(["--scripted", "a:b", "--random", "--env", "Pendulum-v1"]) == 2
+    assert main(["--scripted", "a:b", "--target-return", "3", "--env", "Pendulum-v1"]) == 2
+    assert "no effect with --scripted" in capsys.readouterr().err
+
+
+def test_a_policy_in_python_is_compared_with_a_published_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = evaluate_policy(random_actor, "CartPole-v1", range(3))
+    played: list[tuple[str, str]] = []
+
+    def play(config: Any, *_: Any, **__: Any) -> tuple[EvaluationResult, dict[str, Any]]:
+        played.append((config.scripted, config.policy))
+        return result, {}
+
+    monkeypatch.setattr("collector.evaluate.run_evaluation", play)
+    words = ["--scripted", "mine:policy", "--against", "run/7", "--env", "CartPole-v1", "--json"]
+    assert main(words) == 0
+    assert played == [("mine:policy", ""), ("", "run/7")]
+    assert "paired" in json.loads(capsys.readouterr().out)
+
+
+ROW = re.compile(r"^\| ([\w-]+) \| `(generate_\w+:[\w.]+)` \|$", re.MULTILINE)
+GUIDE = Path(__file__).parents[2] / "docs" / "collecting.md"
+LEAST = {
+    "Pendulum-v1": -250.0,
+    "CartPole-v1": 500.0,
+    "MountainCar-v0": -150.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Acrobot-v1": -150.0,
+    "InvertedDoublePendulum-v5": 9300.0,
+}
+"""Mean returns far above those of the generated data (docs/own_data.md)."""
+
+
+@pytest.mark.parametrize(("env", "policy"), ROW.findall(GUIDE.read_text()))
+def test_scripted_policies_of_the_guide_are_good(
+    env: str, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {one for one, _ in ROW.findall(GUIDE.read_text())} == set(LEAST)
+    if env.endswith("-v5"):
+        pytest.importorskip("mujoco")
+    words = ["--env", env, "--episodes", "5", "--no-upload", "--json"]
+    assert main(["--scripted", f"collector.builtin.{policy}", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["mean"] >= LEAST[env]

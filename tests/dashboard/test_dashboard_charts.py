@@ -187,3 +187,17 @@ def test_the_range_of_what_is_drawn_is_that_of_all() -> None:
         assert len(kept) <= max(most, 4)
     assert len(charts.extremes(np.full(100, np.nan), 10)) <= 10
     assert len(charts.extremes(np.tile([True, False], 50), 10)) <= 10
+
+
+@pytest.mark.parametrize(("length", "columns"), [(24, 2), (25, 1)])
+def test_a_legend_of_long_names_has_room_for_both_of_their_ends(length: int, columns: int) -> None:
+    name = "x" * length
+    frame = FRAME.assign(run=name)
+    _, chart = charts.lines(frame, x="x", y="y", colour="run", colours={name: "#000000"}, **TITLES)
+    legend = chart["layer"][0]["encoding"]["color"]["legend"]
+    assert legend["columns"] == columns
+    assert ("labelExpr" in legend) == (columns == 1)
+    _, chart = charts.intervals(INTERVALS, x_title="return")
+    cut = chart["layer"][0]["encoding"]["y"]["axis"]["labelExpr"]
+    assert cut.startswith("length(datum.label) > 44 ? slice(datum.label, 0, 14)")
+    assert cut.endswith("slice(datum.label, -29) : datum.label")

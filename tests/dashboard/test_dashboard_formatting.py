@@ -116,3 +116,16 @@ def test_ages(seconds: float, text: str) -> None:
 
 def test_names_cannot_break_out_of_a_literal() -> None:
     assert formatting.literal("x' OR '1'='1") == "'x'' OR ''1''=''1'"
+
+
+def test_names_that_would_look_alike_remain_whole() -> None:
+    first, second, third = (f"a-long-{x}-prefix-of-a-sweep-{y}" for x, y in ("11", "21", "12"))
+    found = formatting.shortened([first, second, third, "short"], 20)
+    assert [found[name] for name in (first, second, "short")] == [first, second, "short"]
+    assert len(found[third]) == 20 and found[third].endswith("-sweep-2")
+
+
+def test_code_in_captions_has_the_colour_of_the_text() -> None:
+    """tests/browser/test_boards.py measures the contrast that this gives."""
+    (rule,) = re.findall(r"stCaptionContainer[^{]* code {([^}]*)}", STYLE.read_text())
+    assert "color: inherit" in rule

@@ -20,8 +20,11 @@ from stepwell.messages import MetricPoint
 
 FOLDER = Path(dashboard.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
-SDK = ("api.py", "curve_cache.py", "launching.py", "programs.py", "main.py", "formatting.py")
-"""The first three read, programs.py knows what launchers publish, main.py is the command, and
+SDK = (
+    *("api.py", "ranking.py", "curve_cache.py", "launching.py"),
+    *("programs.py", "main.py", "formatting.py"),
+)
+"""The first four read, programs.py knows what launchers publish, main.py is the command, and
 formatting.py writes numbers as commands do."""
 
 

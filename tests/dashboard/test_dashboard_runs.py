@@ -4,6 +4,7 @@ configs that differ, tags of many runs at once."""
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api
 from dashboard.components import digest
 from dashboard.curve_cache import Curves
-from dashboard.views import runs_config, runs_curves
+from dashboard.views import runs_config, runs_curves, runs_table
 from stepwell import Client
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
@@ -236,6 +237,29 @@ def test_columns_of_metrics_and_settings_are_in_the_address(
     assert table(drawn)["config agent.layers"].tolist() == ["[1, 2]"] * 4
 
 
+def test_runs_are_filtered_by_settings_and_metrics(
+    service, runs: list[str], name: str, page: Page
+) -> None:
+    """In the address like the other filters; a wrong condition is named, and can be mended."""
+    where = "agent.lr = 0.1 and loss/all > 3"
+    drawn = page("runs", service.url, search=name, where=where)
+    check(drawn)
+    assert table(drawn).index.tolist() == [runs[1]]
+    drawn.text_input(key="where").set_value("agent.lr = 0.2").run()
+    check(drawn)
+    assert table(drawn).index.tolist() == [runs[3], runs[2]]
+    drawn = page("runs", service.url, where="agent.lr = 7.125")
+    check(drawn)
+    assert drawn.info[0].value == "No run matches these filters."
+    for wrong, said in (("agent.lr", "cannot read"), ("lr = 0.1", "example agent.lr")):
+        drawn.text_input(key="where").set_value(wrong).run()
+        assert [e.message for e in drawn.exception] == []
+        assert said in drawn.error[0].value
+    drawn.text_input(key="where").set_value("").run()
+    check(drawn)
+    assert set(runs) <= set(table(drawn).index)
+
+
 def test_archived_runs_are_shown_if_asked_for(
     service, client: Client, runs: list[str], name: str, page: Page
 ) -> None:
@@ -307,9 +331,9 @@ def test_seeds_are_folded_to_mean_and_interval(
     found.clear()
     drawn.run()
     data, how = found["it"]
-    assert list(how["colours"]) == ["lr = 0.2", "lr = 0.1"]
+    assert list(how["colours"]) == ["lr = 0.2 (2 runs)", "lr = 0.1 (2 runs)"]
     assert len(set(how["colours"].values())) == 2
-    low = data[data["group"] == "lr = 0.1"]
+    low = data[data["group"] == "lr = 0.1 (2 runs)"]
     assert low["x"].tolist() == [0, 1, 2]
     assert low["value"].tolist() == pytest.approx([0.6, 1.6, 2.6])
     assert (low["low"] < low["value"]).all() and (low["high"] > low["value"]).all()
@@ -338,13 +362,47 @@ def test_a_mean_is_taken_where_there_are_curves() -> None:
     short = pd.DataFrame({"x": [0.0, 2.0], "value": [0.0, 2.0]})
     long = pd.DataFrame({"x": [0.0, 1.0, 4.0], "value": [2.0, 3.0, 6.0]})
     found = runs_curves.fold([short, long])
-    assert found["x"].tolist() == [0, 1, 2, 4]
-    assert found["value"].tolist() == pytest.approx([1, 2, 3, 6])
-    assert found["n"].tolist() == [2, 2, 2, 1]
-    assert found["low"].iloc[-1] == found["high"].iloc[-1] == pytest.approx(6)
+    assert found["x"].tolist() == [0, 1, 2], "no jump where the short one ends"
+    assert found["value"].tolist() == pytest.approx([1, 2, 3])
+    assert found["n"].tolist() == [2, 2, 2]
+    late = long.assign(x=long["x"] + 0.5)
+    assert runs_curves.fold([short, late])["x"].tolist() == [0.5, 1.5, 2]
     steps = np.arange(10_000.0)
     many = runs_curves.fold([pd.DataFrame({"x": steps, "value": steps})])
     assert len(many) == runs_curves.GRID
+    apart = runs_curves.fold([short, short.assign(x=[3.0, 4.0])])
+    assert apart.empty and list(apart.columns) == list(found.columns)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((100, 40), "Drawn where all runs of a mean have values: `all` until 39 of 99"),
+        ((100, 99), ""),
+        ((100, 0), ""),  # one run has no value at all
+    ],
+)
+def test_a_mean_that_ends_with_its_first_run_says_so(
+    service, client: Client, name: str, page: Page, steps: tuple[int, ...], said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    drawn: list[pd.DataFrame] = []
+    monkeypatch.setattr(
+        runs_curves.charts, "bands", lambda data, **_: drawn.append(data) or (data, {})
+    )
+    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
+    for seed, length in enumerate(steps):
+        run = f"{name}-{seed}"
+        client.create_run(run, "train", config={"seed": seed, "lr": 1})
+        client.log_metrics(run, [point("m/value", step, 1.0) for step in range(length)])
+        client.patch_run(run, status="finished")
+    names = [f"{name}-{seed}" for seed in range(len(steps))]
+    shown = page("runs", service.url, search=name, group=runs_config.SEEDS, run=names)
+    check(shown)
+    captions = [c.value for c in shown.caption if "all runs of a mean" in c.value]
+    assert captions == ([said] if said else [])
+    expected = "all (2 runs)" if min(steps) else "all (1 of 2 runs)"
+    assert set(drawn[-1]["group"]) == {expected}
 
 
 def test_the_horizontal_axis_is_any_count_that_the_runs_report(
@@ -392,3 +450,28 @@ def test_runs_that_have_ended_are_not_read_again(
     assert asked == [[runs[-1]]]
     client.patch_run(runs[0], notes="heard of again")
     assert [r.notes for r in api.chosen_runs(runs)] == ["heard of again", "", "", ""]
+
+
+def test_long_names_are_drawn_with_both_ends(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell has the whole name, and what is drawn is wide enough for it."""
+    drawn: list[tuple[list[str], int]] = []
+    draw = runs_table.st.dataframe
+
+    def spied(styled: Any, **how: Any) -> Any:
+        cells = [row[2]["display_value"] for row in styled._translate(False, False)["body"]]
+        drawn.append((cells, how["column_config"]["run"]["width"]))
+        return draw(styled, **how)
+
+    long = [f"{name}-a-sweep-of-many-words-and-settings-seed-{seed}" for seed in (0, 1)]
+    for run in (*long, f"{name}-b"):
+        client.create_run(run, "train")
+    monkeypatch.setattr(runs_table.st, "dataframe", spied)
+    shown = page("runs", service.url, search=name)
+    check(shown)
+    assert table(shown).index.tolist() == [f"{name}-b", *reversed(long)]
+    cells, width = drawn[0]
+    assert len(set(cells)) == 3 and cells[0] == f"{name}-b"
+    assert [cell[-6:] for cell in cells[1:]] == ["seed-1", "seed-0"]
+    assert max(map(len, cells)) == runs_table.MOST_OF_NAME and 300 <= width <= 320

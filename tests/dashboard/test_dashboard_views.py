@@ -610,7 +610,7 @@ def test_policies_show_their_estimates(service, client: Client, name: str, page:
 
 
 def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Page) -> None:
-    drawn = page("evaluation", service.url, env=f"Env-{filled}")
+    drawn = page("evaluation", service.url, env=f"Env-{filled}", one_open="true")
     check(drawn)
     table = drawn.dataframe[0].value
     assert table["policies"].tolist() == [f"{filled}-a/1, {filled}-b/1"]
@@ -626,7 +626,8 @@ def test_a_title_stands_with_the_name_of_a_run(
     title = "*Big* <b>`batch`</b>"
     for letter in "ab":
         client.patch_run(f"{filled}-{letter}", title=title)
-    drawn = page(view, service.url, env=f"Env-{filled}", node=f"run:{filled}-a", search="*big*")
+    query = {"node": f"run:{filled}-a", "search": "*big*", "one_open": "true"}
+    drawn = page(view, service.url, env=f"Env-{filled}", **query)
     check(drawn)
     cells = {str(cell) for table in drawn.dataframe for cell in table.value.to_numpy().ravel()}
     if view in ("overview", "runs"):
@@ -649,7 +650,7 @@ def test_a_title_stands_with_the_name_of_a_run(
 def test_an_evaluation_without_videos_says_how_to_record_them(
     service, filled: str, page: Page
 ) -> None:
-    drawn = page("evaluation", service.url, env=f"Env-{filled}")
+    drawn = page("evaluation", service.url, env=f"Env-{filled}", one_open="true")
     check(drawn)
     assert len(drawn.get("video")) == len(drawn.get("image")) == 0
     command = f"stepwell evaluate --policy {filled}-b/1 --env Env-{filled} --videos 3"
@@ -668,7 +669,7 @@ def test_videos_of_an_evaluation_are_played(
     client.put_video(evaluation, 1, file.getvalue(), **gif)
     mp4 = {"media_type": "video/mp4", "total_reward": 1.25, "length": 1200}
     client.put_video(evaluation, 0, b"\0\0\0\x20ftypisom", **mp4)
-    drawn = page("evaluation", service.url, env=f"Env-{filled}")
+    drawn = page("evaluation", service.url, env=f"Env-{filled}", one_open="true")
     check(drawn)
     assert "stepwell evaluate" not in texts(drawn)
     choice = drawn.selectbox(key="video")

@@ -59,7 +59,7 @@ WITHHELD = {
     "train": "data.cache data.cache_gb output plugin recipe sources",
     "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
     "url",
-    "evaluate": "drain_timeout file outbox plugin token upload url",
+    "evaluate": "drain_timeout file outbox plugin scripted token upload url",
 }
 
 

@@ -5,7 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from stepwell.leaderboard import improvement, leaderboard, reference_rows
+from stepwell.confidence_intervals import Interval
+from stepwell.leaderboard import (
+    improvement,
+    leaderboard,
+    normalised,
+    reference_rows,
+    score_table,
+)
 from stepwell.messages import Evaluation
 
 
@@ -91,3 +98,62 @@ def test_the_probability_of_improvement_counts_all_pairs():
     assert found.value + improvement(others, ours).value == pytest.approx(1.0)
     with pytest.raises(ValueError, match="episodes of both"):
         improvement(ours, reference_rows("Hopper-v5")[0])
+
+
+def in_env(env, policy, returns):
+    return evaluated(policy, returns).model_copy(update={"env": env})
+
+
+def test_an_experiment_in_several_environments_is_one_row():
+    """Its runs learned from other data there. Two datasets of one environment are two rows."""
+    found = [
+        in_env("Hopper-v5", "bc-hop-0/9", [100.0]),
+        in_env("Hopper-v5", "bc-hop-1/9", [300.0]),
+        in_env("E-v0", "bc-e-0/9", [1.0]),
+        in_env("Hopper-v5", "dpg-m/9", [900.0]),
+        in_env("Hopper-v5", "dpg-x/9", [950.0]),
+        in_env("E-v0", "random", [0.0]),
+        in_env("Hopper-v5", "random", [2.0]),
+        in_env("E-v0", "both/1", [3.0]),
+        in_env("Hopper-v5", "both/2", [4.0]),
+    ]
+    configs = {
+        "bc-hop-0": {"recipe": "bc", "dataset": "hop", "seed": 0},
+        "bc-hop-1": {"recipe": "bc", "dataset": "hop", "seed": 1},
+        "bc-e-0": {"recipe": "bc", "dataset": "e", "seed": 0},
+        "dpg-m": {"recipe": "dpg", "dataset": "hop"},
+        "dpg-x": {"recipe": "dpg", "dataset": "hop-expert"},
+    }
+    rows = {row.name: row for row in score_table(found, configs)}
+    assert rows["bc"].cells["Hopper-v5"].policies == ["bc-hop-0/9", "bc-hop-1/9"]
+    assert rows["bc"].cells["E-v0"].mean.value == 1.0
+    assert rows["bc"].runs == ["bc-e-0", "bc-hop-0", "bc-hop-1"]
+    assert {name for name in rows if name.startswith("dpg")} == {"dpg-m/9", "dpg-x/9"}
+    assert set(rows["both"].cells) == {"E-v0", "Hopper-v5"}, "called after its run"
+    assert rows["random"].reference and set(rows["random"].cells) == {"E-v0", "Hopper-v5"}
+    expert = rows["D4RL's expert"].cells
+    assert set(expert) == {"Hopper-v5"} and expert["Hopper-v5"].mean.value == 3234.3
+    more = [*found, in_env("Walker2d-v5", "both/1", [1.0])]
+    (expert,) = [row for row in score_table(more, configs) if row.name == "D4RL's expert"]
+    assert set(expert.cells) == {"Hopper-v5", "Walker2d-v5"}, "one row"
+
+
+def test_rows_of_a_score_table_stand_by_their_rank_and_references_last():
+    envs = ("E-v0", "Z-v0", "Y-v0")
+    scores = {"good/1": (3, 30, None), "fair/1": (2, 20, 1), "bad/1": (1, 10, 0)}
+    found = [
+        in_env(env, policy, [float(value)])
+        for policy, values in scores.items()
+        for env, value in zip(envs, values, strict=True)
+        if value is not None
+    ]
+    found += [in_env("E-v0", "random", [100.0]), in_env("E-v0", "scripted", [99.0])]
+    names = [row.name for row in score_table(found, {})]
+    assert names == ["good/1", "fair/1", "bad/1", "random", "scripted"]
+
+
+def test_an_interval_is_put_on_d4rls_scale_with_its_statistic():
+    found = Interval(value=3234.3, low=-20.272305, high=3234.3, n=4)
+    scaled = normalised("Hopper-v5", found)
+    assert (scaled.value, scaled.low, scaled.high, scaled.n) == (100.0, 0.0, 100.0, 4)
+    assert normalised("E-v0", found) is None

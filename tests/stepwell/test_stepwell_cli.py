@@ -397,6 +397,8 @@ def test_runs(run, ask, client):
     client.patch_run(name, log="hello\x1b[2J\n")
     assert name in [r["name"] for r in ask("runs", "list", "--kind", "train")]
     assert name in run("runs", "list")[1]
+    assert name in [r["name"] for r in ask("runs", "list", "--where", "lr < 1 and a = 1")]
+    assert name not in [r["name"] for r in ask("runs", "list", "--where", "lr < 1 and a > 1")]
     assert '"lr": 0.5' in run("runs", "show", name)[1]
     assert ask("runs", "show", name)["latest"] == {"a": 1.0, "b": 1.0}
     assert "alarm" not in run("runs", "show", name)[1]
