@@ -84,7 +84,20 @@ def _parquet(folder: Path) -> Files | None:
     """Every Parquet file in it, as datasets on the Hugging Face Hub have them; if there is none,
     every Arrow file, with what says which of them are a dataset that was saved to disk."""
     found = _all(folder, "*.parquet") or _all(folder, "*.arrow")
-    return {**found, **_all(folder, "state.json")} if found else None
+    if not found:
+        return None
+    readme = folder / "README.md"
+    says = {readme.name: readme} if _names_files(readme) else {}
+    return {**says, **found, **_all(folder, "state.json")}
+
+
+def _names_files(readme: Path) -> bool:
+    """Whether a README may say which files are which split; others do not change the zip."""
+    if not readme.is_file():
+        return False
+    with readme.open("rb") as file:
+        head = file.read(1 << 20)
+    return head.lstrip(b"\xef\xbb\xbf").startswith(b"---") and b"data_files" in head
 
 
 def _all(folder: Path, pattern: str) -> Files:
@@ -100,7 +113,6 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
     "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
     "lerobot": ("LeRobot's meta/info.json and data/chunk-000/file-000.parquet", _lerobot),
-    # The last: folders of other formats have some, too.
     # The last: folders of other formats have some, too.
     "parquet": ("Parquet or Arrow files", _parquet),
 }
