@@ -74,7 +74,7 @@ def _has_member(path: Path, member: str) -> bool:
 def _lerobot(folder: Path) -> Files | None:
     if not (folder / "meta/info.json").is_file():
         return None
-    names = ("meta/info.json", "meta/stepwell/spec.json")
+    names = ("README.md", "meta/info.json", "meta/stepwell/spec.json")
     about = {name: folder / name for name in names if (folder / name).is_file()}
     videos = {f"videos/{name}": path for name, path in _all(folder / "videos", "*.mp4").items()}
     return {**about, **_all(folder, "*.parquet"), **videos}
@@ -87,17 +87,19 @@ def _parquet(folder: Path) -> Files | None:
     if not found:
         return None
     readme = folder / "README.md"
-    says = {readme.name: readme} if _names_files(readme) else {}
+    says = {readme.name: readme} if _has_header(readme) else {}
     return {**says, **found, **_all(folder, "state.json")}
 
 
-def _names_files(readme: Path) -> bool:
-    """Whether a README may say which files are which split; others do not change the zip."""
+def _has_header(readme: Path) -> bool:
+    """Whether a README may say which files are which split, or a licence; others do not change the
+    zip."""
     if not readme.is_file():
         return False
     with readme.open("rb") as file:
         head = file.read(1 << 20)
-    return head.lstrip(b"\xef\xbb\xbf").startswith(b"---") and b"data_files" in head
+    starts = head.lstrip(b"\xef\xbb\xbf").startswith(b"---")
+    return starts and (b"data_files" in head or b"license" in head)
 
 
 def _all(folder: Path, pattern: str) -> Files:

@@ -34,12 +34,21 @@ Splits = dict[str, list[str]]
 
 @dataclass(slots=True)
 class Card:
-    """What a README says about files."""
+    """What a README says."""
 
+    folder: str = ""
+    """Where it is, with a slash at its end."""
+    header: dict[Any, Any] = field(default_factory=dict)
+    licence: str = ""
     configs: dict[str, Splits] = field(default_factory=dict)
     """Configuration → split → the files that are there, sorted; without empty ones."""
     default: str | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """For the job's result and the new dataset's description."""
+        return {"licence": self.licence} if self.licence else {}
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -51,30 +60,39 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
 
-def read_card(archive: Archive, files: Iterable[str]) -> Card:
-    """Without configurations, if there is no README, or it names no files. `files`: those that can
-    be read. Raises `ImportRefused`."""
-    found, readable = Card(), list(files)
+def read_about(archive: Archive) -> Card:
+    """What a README says besides files; a header that cannot be read is a warning."""
+    found = Card()
     readmes = [n for n in archive.names if n.rpartition("/")[2] == README]
     if not readmes:
         return found
     name = min(readmes, key=lambda n: (n.count("/"), n))
+    found.folder = name.removesuffix(README)
     try:
         header = _header(archive, name)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         found.warnings.append(f"{name[:100]}: its header is not read, as it is no YAML: {why}")
         return found
-    configs = header.get("configs") if isinstance(header, dict) else None
+    if isinstance(header, dict):
+        found.header = header
+        found.licence = _licence(header)
+    return found
+
+
+def read_card(archive: Archive, files: Iterable[str]) -> Card:
+    """Also which files are which split; without configurations, if there is no README, or it names
+    no files. `files`: those that can be read. Raises `ImportRefused`."""
+    found, readable = read_about(archive), list(files)
+    configs = found.header.get("configs")
     if not isinstance(configs, list):
         return found
-    folder = name.removesuffix(README)
     for number, config in enumerate(configs):
         if not isinstance(config, dict) or config.get("data_files") is None:
             continue
         called = str(config.get("config_name", f"config {number}"))[:128]
         below = _inside(config.get("data_dir") or "").rstrip("/")
-        prefix = f"{folder}{below}/" if below else folder
+        prefix = f"{found.folder}{below}/" if below else found.folder
         splits = _splits(config["data_files"], prefix, readable)
         if called == "default" or config.get("default") is True:
             found.default = called
@@ -82,7 +100,7 @@ def read_card(archive: Archive, files: Iterable[str]) -> Card:
             found.configs[called] = splits
     if any(isinstance(c, dict) and c.get("data_files") for c in configs) and not found.configs:
         raise ImportRefused(
-            f"{name[:100]}: its data_files match no Parquet or Arrow file",
+            f"{README}: its data_files match no Parquet or Arrow file",
             expected="patterns of " + ", ".join(readable[:10])[:200],
             got=str(configs)[:200],
         )
@@ -95,6 +113,13 @@ def _header(archive: Archive, name: str) -> Any:
     if header is None:
         return None
     return yaml.load(header[1].decode(), _Loader)
+
+
+def _licence(header: dict[Any, Any]) -> str:
+    """`license` is a short name, one of several, or "other" beside a `license_name`."""
+    named = header.get("license_name") or header.get("license")
+    several = named if isinstance(named, list) else [named]
+    return ", ".join(one for one in several if isinstance(one, str))[:1024]
 
 
 def _splits(given: Any, prefix: str, files: list[str]) -> Splits:

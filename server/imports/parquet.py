@@ -37,12 +37,12 @@ def reading(
 ) -> Iterator[Reading]:
     """Errors of pyarrow inside are an `ImportRefused`, too."""
     with reported():
-        files, warnings = _files(file, options, memory)
+        files, card = _files(file, options, memory)
         table = Table(files, options.size, memory, max_rows)
         columns = column_map(table.columns, options.columns)
         source = TableEpisodes(table, columns, options, memory)
-        found = named.reading(source, options, memory, max_rows)
-        found.warnings[:0] = warnings
+        found = named.reading(source, options, memory, max_rows, card.metadata)
+        found.warnings[:0] = card.warnings
         yield found
 
 
@@ -58,8 +58,8 @@ def reported() -> Iterator[None]:
 
 def _files(
     file: BinaryIO, options: ImportOptions, memory: int
-) -> tuple[list[tuple[str, BinaryIO]], list[str]]:
-    """Names and files, and warnings."""
+) -> tuple[list[tuple[str, BinaryIO]], Card]:
+    """Names and files, and what a README says."""
     if not zipfile.is_zipfile(file):
         file.seek(0)
         head = file.read(8)
@@ -67,16 +67,21 @@ def _files(
         if not is_arrow(head):
             expected = "a .parquet or .arrow file, or a folder of them"
             check_magic(file, b"PAR1", "a Parquet or Arrow file", expected)
-        return [("the file", file)], []
+        return [("the file", file)], Card()
     archive = Archive(file, options.size, memory)
     names = [name for name in archive.names if name.endswith(".parquet")] or _saved(archive)
+    if {"spec.json", "trajectories.parquet"} <= {n.rpartition("/")[2] for n in archive.names}:
+        raise ImportRefused(
+            "the zip is a folder of stepwell export, whose rows are T+1 for each trajectory",
+            expected="stepwell import FOLDER, which sends its trajectories",
+        )
     card = read_card(archive, names)
     if card.configs:
         configuration, _, split = options.split.rpartition("/")
         chosen = _one_split(_configuration(card, configuration), split)
     else:
         chosen = _by_names(names, options)
-    return [(name, archive.open(name)) for name in chosen], card.warnings
+    return [(name, archive.open(name)) for name in chosen], card
 
 
 def _configuration(card: Card, asked: str) -> Splits:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
-from stepwell._export import parquet
+from stepwell._export import licence, parquet
 from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
@@ -151,7 +151,9 @@ def _send_folder(client: Client, args: argparse.Namespace, bar: Progress) -> dic
         client.spec(args.dataset)
     else:
         spec = replace(spec, env=args.env or spec.env)
-        client.create_dataset(args.dataset, spec, exist_ok=True)
+        said = licence.written(args.file)
+        about = f"Imported (parquet): licence={said}"[:4096] if said else ""
+        client.create_dataset(args.dataset, spec, description=about, exist_ok=True)
     sending = bar.add_task("sending", total=count)
     stored, steps = Counter[str](), 0
     group: list[Trajectory] = []

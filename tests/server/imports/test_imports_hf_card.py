@@ -162,3 +162,19 @@ def test_a_header_that_is_no_yaml_is_a_warning(tmp_path: Path, header: str) -> N
 def test_a_readme_that_says_nothing_changes_nothing(tmp_path: Path, readme: str) -> None:
     found, lengths = read(write(tmp_path, readme, b=2))
     assert lengths == [2] and "README" not in " ".join(found.warnings)
+
+
+@pytest.mark.parametrize(
+    "header,licence",
+    [
+        ("license: mit", "mit"),
+        ("license: [mit, cc0-1.0]", "mit, cc0-1.0"),
+        ("license: other\nlicense_name: House rules", "House rules"),
+        ("license: {a: b}", ""),
+        ("license: 3", ""),
+    ],
+)
+def test_the_licence_is_said(tmp_path: Path, header: str, licence: str) -> None:
+    found, lengths = read(write(tmp_path, f"---\n{header}\n---\n", b=2))
+    assert lengths == [2]
+    assert found.metadata == ({"licence": licence} if licence else {})
