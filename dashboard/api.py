@@ -12,14 +12,12 @@ import functools
 import io
 import math
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -31,7 +29,6 @@ from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ct
 
 from dashboard.frames import gif
 from stepwell import Client, doctor
-from stepwell.client import SUFFIXES
 from stepwell.comparison import (
     NAMES_SQL,
     TABLE_SQL,
@@ -71,7 +68,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TOKEN = "_token"
-UPLOAD_SUFFIXES = tuple(SUFFIXES)
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 15.0
 """Request timeout, longer than the slowest request of a page."""
@@ -521,25 +517,6 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 # --- writes ------------------------------------------------------------------------------------
-
-
-def upload(
-    dataset: str,
-    file_name: str,
-    data: Any,
-    *,
-    partition: str,
-    env: str,
-    progress: Callable[[int, int], None],
-) -> Job:
-    """Send a file; returns the job that imports it. `progress(bytes sent, of)` is called."""
-    suffix = Path(file_name).suffix.lower()
-    with tempfile.TemporaryDirectory(prefix="stepwell-dash-") as folder:
-        path = Path(folder) / f"upload{suffix}"
-        path.write_bytes(data.getbuffer())
-        return client().upload(
-            dataset, path, partition=partition, env=env, create=True, progress=progress, wait=False
-        )
 
 
 def tag_runs(names: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:

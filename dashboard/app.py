@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import api, components
+from dashboard import api, components, login
 from dashboard.views import (
     admin,
     console,
@@ -83,6 +83,7 @@ def main() -> None:
         page_title="Stepwell", page_icon=LOGO, layout="wide", initial_sidebar_state=SIDEBAR
     )
     st.html(STYLE)
+    login.resume()
     st.logo(LOGO, size="large")
     pages = {
         name: st.Page(
@@ -101,7 +102,7 @@ def main() -> None:
             st.toggle("Live", value=True, key="live", help="Refresh the live parts every 5 s")
             if api.TOKEN in st.session_state:
                 st.button("Log out", icon=":material/logout:", type="tertiary", key="log_out",
-                          on_click=api.log_out)  # fmt: skip
+                          on_click=login.log_out)  # fmt: skip
             if st.button("Refresh", icon=":material/refresh:", type="tertiary", key="refresh"):
                 api.refresh()
     chosen.run()

@@ -1,10 +1,8 @@
-"""Completion of SQL: a list that follows the caret of one of Streamlit's own text areas.
+"""Completion and colours of SQL in one of Streamlit's own text areas: a list that follows the
+caret, and a copy of the text in colours behind it.
 
-The text area stays the widget: its text is in the URL, tests drive it, and without this list it is
-an editor without completion. Kept editor components are no choice: streamlit-code-editor and
-streamlit-ace have had no release since 2024 and 2021, the first loads fonts from another host in
-its own themes, the second takes no words to complete; those around Monaco load it from a CDN. All
-send their text on a schedule of their own, so *Run* may run what stood there before.
+The text area stays the widget: its text is in the URL, tests drive it, and without the scripts it
+is a plain editor. docs/dashboard.md says why it is no editor component.
 """
 
 from __future__ import annotations
@@ -80,23 +78,52 @@ HTML = '<div role="listbox" aria-label="Completions" popover="manual"></div>'
 FIELD = re.compile(r'"((?:[^"]|"")*)" ([^",(]*(?:\([^()]*\))?[^",()]*)')
 
 
+COLOURS = {
+    "keyword": "--st-blue-text-color",
+    "function": "--st-violet-text-color",
+    "string": "--st-green-text-color",
+    "name": "--st-yellow-text-color",
+    "parameter": "--st-red-text-color",
+    "number": "--st-orange-text-color",
+    "comment": "--st-gray-text-color",
+}
+"""Part of a query → the theme's colour, all of which can be read on the background."""
+
+
 def draw(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> None:
-    """Complete in the text area with the key `key`.
+    """Complete in the text area with the key `key`, and colour its text.
 
     `tables`: those of the schema, each with `name` and `columns`. `dataset`: the one whose steps
     bare `steps` are.
     """
-    _component()(key=f"{key}_completion", data=_data(key, tables, query, dataset))
+    with st.container(gap=None):  # neither draws anything in its place
+        _component()(key=f"{key}_completion", data=_data(key, tables, query, dataset))
+        colours = {"selector": _selector(key), "keywords": KEYWORDS, "colours": COLOURS}
+        _colours()(key=f"{key}_colours", data=colours)
 
 
 @cache
 def _component() -> Any:
-    script = Path(__file__).with_name("completion.js").read_text()
-    return st.components.v2.component("stepwell_completion", html=HTML, css=CSS, js=script)
+    return st.components.v2.component(
+        "stepwell_completion", html=HTML, css=CSS, js=_script("completion.js")
+    )
+
+
+@cache
+def _colours() -> Any:
+    return st.components.v2.component("stepwell_colours", html="", js=_script("colours.js"))
+
+
+def _script(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
+
+
+def _selector(key: str) -> str:
+    return f".st-key-{key} textarea"
 
 
 def _data(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:
-    return {"selector": f".st-key-{key} textarea", "words": words(tables, query, dataset)}
+    return {"selector": _selector(key), "words": words(tables, query, dataset)}
 
 
 def words(tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:

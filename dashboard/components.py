@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts
+from dashboard import api, charts, login
 from dashboard.formatting import code, pluralize
 
 LIVE_SECONDS = 5.0
@@ -60,7 +60,7 @@ def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Calla
                 # Not a normal end of the script: the widgets' state is kept until the page returns.
                 st.stop()
             if _REFUSED in st.session_state:
-                login()
+                _log_in()
                 st.stop()
             if subtitle:
                 st.caption(subtitle)
@@ -103,25 +103,10 @@ def forbidden(error: api.Unauthorized) -> None:
     )
 
 
-def login() -> None:
-    """Ask for a token; it is kept in this browser session only."""
-    with st.form("login", border=True):
-        st.markdown("**This service needs a token**")
-        given = st.text_input("Token", type="password", key="login_token")
-        sent = st.form_submit_button("Log in", type="primary", key="login_go")
-    if not sent:
-        st.caption(
-            "Who may create tokens gives you one: `stepwell tokens create NAME read sql`, or the "
-            "page Admin. This browser session forgets it when its tab is closed."
-        )
-        return
-    try:
-        api.log_in(given.strip())
-    except api.StepwellError as error:
-        problem(error)
-        return
-    st.session_state.pop(_REFUSED, None)
-    st.rerun()
+def _log_in() -> None:
+    if login.form():
+        st.session_state.pop(_REFUSED, None)
+        st.rerun()
 
 
 # --- a service that is away -----------------------------------------------------------------------

@@ -66,7 +66,7 @@ def program(role: str) -> FoundProgram | None:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """An earlier launch or run, to start again with other settings."""
+    """An earlier launch or run, to start again with other settings; or data to train on."""
 
     role: str
     recipe: str
@@ -77,9 +77,23 @@ ROLES = {"train": "train", "collect": "collect", "eval": "evaluate"}
 """Kind of a run -> role of its launch."""
 
 
-def clone(reference: str) -> Clone | None:
-    """Of "launch:ID" or "run:NAME"; None without one. Raises `NotFound`."""
+OFFLINE = "offline"
+"""The recipe that learns from data as they are."""
+
+
+def selected(dataset: str, where: str = "") -> dict[str, str]:
+    """The address of a form that trains on this selection of a dataset, or of a version."""
+    # Not "where": Streamlit takes from the address what a widget of the last page has put there.
+    return {"clone": f"dataset:{dataset}"} | ({"selection": where} if where else {})
+
+
+def clone(reference: str, where: str = "") -> Clone | None:
+    """Of "launch:ID", "run:NAME" or "dataset:NAME", the latter with a condition; None without one.
+    Raises `NotFound`."""
     what, _, name = reference.partition(":")
+    if what == "dataset":
+        given: Args = {"dataset": name, **({"where": where} if where else {})}
+        return Clone("train", OFFLINE, lambda _: given)
     if what == "launch":
         found = launch(name)
         # A name that the launcher made up is not given again; nor is the run's own.

@@ -10,7 +10,7 @@ from stepwell._extras import require
 from stepwell._ports import LOOPBACK, free_port
 from stepwell.commands import common
 
-APP = Path(__file__).with_name("app.py")
+APP = Path(__file__).with_name("web.py")
 
 
 def command(port: int) -> list[str]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -24,7 +26,8 @@ from server.problems import ProblemError, not_found
 from server.storage.annotation_file import AnnotationHeader, write_annotation
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
-from stepwell.messages import AnnotateResult, Annotation, Page, PostAnnotations, TrajectoryValues
+from stepwell.messages import AnnotateResult, Annotation, Page
+from stepwell.step_values import VALUES
 
 _LENGTHS = sa.text(
     "SELECT t.id, t.length FROM json_each(:ids) AS j CROSS JOIN trajectories AS t ON t.id = j.value"
@@ -44,41 +47,40 @@ class Annotations:
         self._lock = threading.Lock()
         """Held from the look-up of known trajectories to the insertion of the others."""
 
-    def add(self, dataset: str, body: PostAnnotations) -> AnnotateResult:
-        """Store the values of trajectories that have none of this name.
+    def add(self, dataset: str, name: str, policy: str, values: pa.Table) -> AnnotateResult:
+        """Store the values of trajectories that have none of this name, as stepwell/step_values.py
+        has them.
 
         Raises 404, 409 (the name is another policy's), 422 (not one value per step).
         """
-        ids = [one.trajectory for one in body.trajectories]
+        ids = values["trajectory"].to_pylist()
         if len(set(ids)) < len(ids):
             raise _invalid("a trajectory occurs twice", "each id once", f"{len(ids)} ids")
-        given = {"ids": orjson.dumps(ids).decode(), "name": body.name}
+        given = {"ids": orjson.dumps(ids).decode(), "name": name}
         with self._lock:
             with self._db.read() as c:
                 pk = find_pk(c, datasets, dataset)
-                _refuse_other_policy(c, pk, body)
+                _refuse_other_policy(c, pk, name, policy)
                 rows = c.execute(_LENGTHS, {"ids": given["ids"], "dataset": pk})
                 lengths = {row.id: row.length for row in rows}
                 known = set(c.execute(_KNOWN, given).scalars())
-            alive = [one for one in body.trajectories if one.trajectory in lengths]
-            for one in alive:
-                _check_length(one, lengths[one.trajectory])
-            fresh = [one for one in alive if one.trajectory not in known]
+            alive = [i for i, one in enumerate(ids) if one in lengths]
+            _check_lengths(values, {i: lengths[ids[i]] for i in alive})
+            fresh = [i for i in alive if ids[i] not in known]
             if fresh:
-                self._insert(dataset, pk, body, fresh)
+                chosen = values if len(fresh) == len(ids) else values.take(fresh)
+                self._insert(dataset, pk, name, policy, chosen)
         return AnnotateResult(
             stored=len(fresh), known=len(alive) - len(fresh), gone=len(ids) - len(alive)
         )
 
-    def _insert(
-        self, dataset: str, pk: int, body: PostAnnotations, found: Sequence[TrajectoryValues]
-    ) -> None:
+    def _insert(self, dataset: str, pk: int, name: str, policy: str, found: pa.Table) -> None:
         header = AnnotationHeader(
             dataset=dataset,
-            name=body.name,
-            policy=body.policy,
-            trajectories=len(found),
-            steps=sum(len(one.q) for one in found),
+            name=name,
+            policy=policy,
+            trajectories=found.num_rows,
+            steps=pc.sum(pc.list_value_length(found["q"])).as_py(),
             created_at=time.time(),
         )
         stored = write_annotation(self._store, header, found)
@@ -88,7 +90,7 @@ class Annotations:
                     raise not_found("dataset", dataset)  # deleted, and created again
                 insert_annotation(
                     c,
-                    [one.trajectory for one in found],
+                    found["trajectory"].to_pylist(),
                     dataset_pk=pk,
                     **header.model_dump(exclude={"dataset"}),
                     sha256=stored.sha256,
@@ -137,29 +139,32 @@ class Annotations:
             self._store.delete("annotations", file)
 
 
-def _refuse_other_policy(c: Connection, pk: int, body: PostAnnotations) -> None:
+def _refuse_other_policy(c: Connection, pk: int, name: str, given: str) -> None:
     a = annotation_files.c
-    mine = sa.and_(a.dataset_pk == pk, a.name == body.name)
+    mine = sa.and_(a.dataset_pk == pk, a.name == name)
     policy = c.execute(sa.select(a.policy).where(mine).limit(1)).scalar()
-    if policy not in (None, body.policy):
+    if policy not in (None, given):
         raise ProblemError(
             409,
             "conflict",
-            f"the annotations {body.name!r} of this dataset are by another policy; choose another"
+            f"the annotations {name!r} of this dataset are by another policy; choose another"
             " name, or delete them",
             expected=policy,
-            got=body.policy,
+            got=given,
         )
 
 
-def _check_length(one: TrajectoryValues, length: int) -> None:
-    lengths = {len(values) for values in (one.q, one.v, one.advantage, one.weight)}
-    if lengths != {length}:
-        raise _invalid(
-            f"the values of trajectory {one.trajectory}",
-            f"{length} of each kind, one per step",
-            ", ".join(map(str, sorted(lengths))),
-        )
+def _check_lengths(found: pa.Table, expected: Mapping[int, int]) -> None:
+    """`expected`: steps by row."""
+    given = [pc.list_value_length(found[name]).to_pylist() for name in VALUES]
+    for row, length in expected.items():
+        lengths = {column[row] for column in given}
+        if lengths != {length}:
+            raise _invalid(
+                f"the values of trajectory {found['trajectory'][row].as_py()}",
+                f"{length} of each kind, one per step",
+                ", ".join(map(str, sorted(lengths))),
+            )
 
 
 def _invalid(detail: str, expected: str, got: str) -> ProblemError:

@@ -62,7 +62,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
     # A condition may read any dataset, as that of a snapshot may.
     (("POST",), rf"/v1/datasets/{_NAME}/versions", ("train",)),
-    (("POST",), rf"/v1/datasets/{_NAME}/annotations", ("train",)),
+    (("POST",), rf"/v1/datasets/{_NAME}/annotations(/values)?", ("train",)),
     (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
     (("POST",), r"/v1/query", ("sql",)),
     # The route refuses whoever is neither its owner nor an admin.

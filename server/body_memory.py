@@ -45,6 +45,8 @@ STEP = 1 << 20
 STREAM_CHUNK = 1 << 20
 """Bodies that go to a file are buffered to this size: a thread switch for each packet would cost
 more than the write."""
+VALUES_WEIGHT = 4
+"""Of values of steps: the body, its lists joined, a selection of them, and what is written."""
 STREAM_BYTES = 3 * STREAM_CHUNK
 """Memory of such a body: the buffer, with its slack, and a chunk that is being written."""
 
@@ -61,6 +63,7 @@ DISCARD = 1 << 20
 usable; with more bytes left the connection is closed."""
 
 _INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
+_VALUES = re.compile(r"/v1/datasets/[^/]+/annotations/values/?")
 _IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
 _POLICY = re.compile(r"/v1/runs/[^/]+/policies/[^/]+/?")
 _VIDEO = re.compile(r"/v1/evaluations/[^/]+/videos/[^/]+/?")
@@ -81,6 +84,8 @@ class BodyLimits:
 def body_limits(settings: Settings, method: str, path: str) -> BodyLimits:
     if method == "POST" and _INGEST.fullmatch(path):
         return BodyLimits(settings.max_body)
+    if method == "POST" and _VALUES.fullmatch(path):
+        return BodyLimits(settings.max_body // VALUES_WEIGHT, VALUES_WEIGHT)
     if method == "POST" and _IMPORT.fullmatch(path):
         return BodyLimits(settings.max_upload, held=STREAM_BYTES)
     if method == "PUT" and _POLICY.fullmatch(path):

@@ -6,7 +6,7 @@ import re
 from importlib import metadata
 from importlib.util import find_spec
 
-NAMES = {"pillow": "PIL", "protobuf": "google"}
+NAMES = {"pillow": "PIL", "protobuf": "google", "pyyaml": "yaml"}
 """Modules that are not called like their distribution."""
 
 

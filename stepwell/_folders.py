@@ -74,7 +74,7 @@ def _has_member(path: Path, member: str) -> bool:
 def _lerobot(folder: Path) -> Files | None:
     if not (folder / "meta/info.json").is_file():
         return None
-    names = ("meta/info.json", "meta/stepwell/spec.json")
+    names = ("README.md", "meta/info.json", "meta/stepwell/spec.json")
     about = {name: folder / name for name in names if (folder / name).is_file()}
     videos = {f"videos/{name}": path for name, path in _all(folder / "videos", "*.mp4").items()}
     return {**about, **_all(folder, "*.parquet"), **videos}
@@ -84,7 +84,22 @@ def _parquet(folder: Path) -> Files | None:
     """Every Parquet file in it, as datasets on the Hugging Face Hub have them; if there is none,
     every Arrow file, with what says which of them are a dataset that was saved to disk."""
     found = _all(folder, "*.parquet") or _all(folder, "*.arrow")
-    return {**found, **_all(folder, "state.json")} if found else None
+    if not found:
+        return None
+    readme = folder / "README.md"
+    says = {readme.name: readme} if _has_header(readme) else {}
+    return {**says, **found, **_all(folder, "state.json")}
+
+
+def _has_header(readme: Path) -> bool:
+    """Whether a README may say which files are which split, or a licence; others do not change the
+    zip."""
+    if not readme.is_file():
+        return False
+    with readme.open("rb") as file:
+        head = file.read(1 << 20)
+    starts = head.lstrip(b"\xef\xbb\xbf").startswith(b"---")
+    return starts and (b"data_files" in head or b"license" in head)
 
 
 def _all(folder: Path, pattern: str) -> Files:
@@ -100,7 +115,6 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "amago": ("AMAGO's trajectories (*.npz with rl2s), in it, in fifo/ or in protected/", _amago),
     "rlds": ("TFDS's features.json, dataset_info.json and *.tfrecord-*", _rlds),
     "lerobot": ("LeRobot's meta/info.json and data/chunk-000/file-000.parquet", _lerobot),
-    # The last: folders of other formats have some, too.
     # The last: folders of other formats have some, too.
     "parquet": ("Parquet or Arrow files", _parquet),
 }

@@ -27,7 +27,7 @@ from typing import Any
 import httpx2
 import orjson
 
-from stepwell import messages
+from stepwell import messages, step_values
 from stepwell._files import whole_file
 from stepwell._folders import files_of, zipped
 from stepwell._transport import Transport, as_service_error, request, route, sending
@@ -346,11 +346,15 @@ class Client(Transport):
         Safe to repeat: a trajectory is annotated once under a name. Raises `Conflict` if the name
         is another policy's.
         """
-        body = request(
-            messages.PostAnnotations, name=name, policy=policy, trajectories=list(values)
+        return self.ask(
+            AnnotateResult,
+            "POST",
+            route("datasets", dataset, "annotations", "values"),
+            params={"annotation": name, "policy": policy},
+            content=step_values.encode(values),
+            headers={"Content-Type": ARROW},
+            idempotent=True,
         )
-        path = route("datasets", dataset, "annotations")
-        return self.ask(AnnotateResult, "POST", path, body=body)
 
     def annotations(self, dataset: str) -> list[Annotation]:
         """Return the annotations of a dataset; their values are in the SQL table `annotations`."""

@@ -81,7 +81,7 @@ class TrajectoryStream:
             )
         try:
             buffer = pa.py_buffer(data)
-            self._places = list(_record_batches(buffer))
+            self._places = list(record_batches(buffer))
             self._reader = pa.ipc.open_stream(buffer)
             schema = self._reader.schema
         except CodecError:
@@ -352,7 +352,7 @@ def _refuse_nulls(column: pa.Array, rows: int, name: str) -> None:
         )
 
 
-def _record_batches(buffer: Any) -> Iterator[slice]:
+def record_batches(buffer: Any) -> Iterator[slice]:
     """Yield the position of each record batch; refuse any other message after the schema.
 
     Compressed bodies are refused, because a megabyte could unpack to a terabyte; `encode` never

@@ -54,12 +54,17 @@ def card(version: Version) -> str:
         lines += [*_indented(version.where), ""]
     lines += ["What selects them in SQL:", "", *_indented(version.select)]
     lines += ["", "## Cite", ""]
-    key = version.version.replace("@", "-")
-    lines += _indented(
-        f"@misc{{{key},\n  title = {{{version.version}}},\n  year = {{{made.tm_year}}},\n"
+    lines += _indented(cite(version))
+    return "\n".join([*lines, ""])
+
+
+def cite(version: Version) -> str:
+    """BibTeX."""
+    key, year = version.version.replace("@", "-"), time.gmtime(version.created_at).tm_year
+    return (
+        f"@misc{{{key},\n  title = {{{version.version}}},\n  year = {{{year}}},\n"
         f"  note = {{Stepwell dataset version, SHA-256 {version.digest}}}\n}}"
     )
-    return "\n".join([*lines, ""])
 
 
 def _layout(spec: EnvSpec) -> list[str]:

@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
+from dashboard.views import launches
 
 FILES = {
     "CSV": ("csv", "text/csv"),
@@ -18,6 +19,8 @@ FILES = {
     "Arrow": ("arrow", "application/vnd.apache.arrow.file"),
 }
 MOST_COLOURS = 20
+MOST_LINKS = 5
+"""Of datasets that an answer is from."""
 MOST_TEXT = 4096
 """Of the description of a version."""
 ROWS, SECONDS = 1000, 5.0
@@ -132,9 +135,13 @@ def _train(query: str, frame: pd.DataFrame) -> None:
         if not folder.open:
             return
         where = selection(query)
-        found = _datasets(frame)
-        name = str(found[0]) if len(found) == 1 else "DATASET"
+        found = _datasets_of(where) or _datasets(frame)
+        name = found[0] if len(found) == 1 else "DATASET"
         st.caption("These trajectories, as the selection of a run. It is resolved when it starts.")
+        with st.container(horizontal=True):
+            for one in found[:MOST_LINKS]:
+                label = "Train on it" if len(found) == 1 else f"Train on those of {one}"
+                launches.train_link(one, where, label)
         st.code(
             f"stepwell train offline --dataset {shlex.quote(name)} --where {shlex.quote(where)}",
             language=None, wrap_lines=True,
@@ -145,6 +152,15 @@ def _train(query: str, frame: pd.DataFrame) -> None:
             f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
             language=None, wrap_lines=True,
         )  # fmt: skip
+
+
+def _datasets_of(where: str) -> list[str]:
+    """The datasets that a selection is from; none if that is not known."""
+    sql = f"SELECT DISTINCT dataset FROM trajectories WHERE {where} ORDER BY dataset"
+    try:
+        return _datasets(api.sql(sql, limit=MOST_LINKS + 1).frame)
+    except api.StepwellError:
+        return []
 
 
 def _datasets(frame: pd.DataFrame) -> list[str]:

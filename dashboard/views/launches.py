@@ -79,6 +79,11 @@ def _one(launch: Any) -> None:
         st.caption("No output yet.")
 
 
+def train_link(dataset: str, where: str = "", label: str = "Open the form") -> None:
+    """A link to the form that trains on a selection."""
+    _link("start", label, "rocket_launch", launching.selected(dataset, where))
+
+
 def _link(page: str, label: str, icon: str, query: dict[str, str]) -> None:
     where = components.page(page)
     if where is not None:

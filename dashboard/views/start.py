@@ -13,13 +13,15 @@ from dashboard.programs import Args, Setting
 from dashboard.views import launches
 
 ROLES = ("train", "collect", "evaluate", "run")
+WHERE = "where"
+"""A setting that may have many lines."""
 FIRST = {
-    "train": ("dataset", "run", "seed", "updates"),
+    "train": ("dataset", "run", "seed", "updates", WHERE),
     "collect": ("env", "dataset", "policy", "random", "wait_for_policy", "episodes", "run"),
     "evaluate": ("policy", "env", "episodes", "seeds", "videos", "run"),
 }
 """Settings at the top of the form."""
-SHARED = ("dataset", "env", "policy", "run")
+SHARED = ("dataset", "env", "policy", "run", WHERE)
 """Settings that stay as they are when another recipe is chosen."""
 LAUNCHER = "stepwell launcher --data ./launcher --capacity 2"
 RUN_LINE = "stepwell run {env} --recipe {recipe}"
@@ -30,8 +32,8 @@ NEWEST = "newest"
 
 @components.view("Start", "Start training, collecting or evaluating on a machine with a launcher.")
 def show() -> None:
-    clone = launching.clone(st.query_params.get("clone", ""))
-    if clone is not None and st.session_state.get(CLONED) != st.query_params["clone"]:
+    clone = _clone()
+    if clone is not None:
         st.session_state["role"] = clone.role
     role = st.segmented_control(
         "What", ROLES, key="role", default="train", bind="query-params",
@@ -42,6 +44,19 @@ def show() -> None:
     else:
         _form(str(role or "train"), clone)
     components.guarded(launches.draw)
+
+
+def _asked() -> tuple[str, str]:
+    """What the address wants in the form."""
+    return st.query_params.get("clone", ""), st.query_params.get("selection", "")
+
+
+def _clone() -> launching.Clone | None:
+    """What has to be put into the form, once each time that the page is opened."""
+    clone = launching.clone(*_asked())
+    # A page that was left has no widgets.
+    is_there = st.session_state.get(CLONED) == _asked() and "copies" in st.session_state
+    return None if is_there else clone
 
 
 def _run_line() -> None:
@@ -71,7 +86,7 @@ def _form(role: str, clone: launching.Clone | None) -> None:
     recipe = ""
     if role == "train":
         names = list(program.recipes)
-        if clone is not None and st.session_state.get(CLONED) != st.query_params.get("clone"):
+        if clone is not None:
             st.session_state["recipe"] = clone.recipe or "default"
         recipe = str(
             st.selectbox("Recipe", names, key="recipe", bind="query-params",
@@ -80,8 +95,8 @@ def _form(role: str, clone: launching.Clone | None) -> None:
         derived = program.recipes[recipe].values.get("derive", "off") != "off"
         st.caption(program.recipes[recipe].about + DERIVED * derived)
     settings = programs.settings_of(program, recipe)
-    if clone is not None and st.session_state.get(CLONED) != st.query_params.get("clone"):
-        st.session_state[CLONED] = st.query_params["clone"]
+    if clone is not None:
+        st.session_state[CLONED] = _asked()
         _prefill(role, recipe, clone.args(settings), settings, program.common)
     args, wrong = _args(role, recipe, settings, program.common)
     wrong += programs.problems(role, settings, args)
@@ -94,11 +109,17 @@ def _args(
     """Draw the settings; returns the changed ones, and what is wrong with the typed ones."""
     values: dict[str, Any] = {}
     top = [name for name in FIRST[role] if name in settings]
-    for start in range(0, len(top), 4):
-        names = top[start : start + 4]
+    narrow = [name for name in top if name != WHERE]
+    for start in range(0, len(narrow), 4):
+        names = narrow[start : start + 4]
         for place, name in zip(st.columns(4, vertical_alignment="bottom"), names, strict=False):
             with place:
                 values[name] = _first(settings[name], _key(role, recipe, name))
+    if WHERE in top:
+        values[WHERE] = st.text_area(
+            "where", key=_key(role, recipe, WHERE), help=settings[WHERE].help, height=98,
+            placeholder="all trajectories; or a condition in SQL, such as \"return\" > 50",
+        )  # fmt: skip
     rest = [name for name in common if name in settings and name not in top]
     with st.expander(f"{len(rest)} more settings that are often changed"):
         for start in range(0, len(rest), 3):

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
-from dashboard.views import episode, labels, thumbnails
+from dashboard.views import episode, labels, launches, thumbnails
 
 PAGE = 100
 ORDERS = {
@@ -148,6 +148,8 @@ def _list(where: str, total: int) -> None:
         if ids:
             st.session_state["id"] = ids[0]
             st.session_state["other"] = ids[1] if len(ids) == 2 else ""
+    if dataset := st.session_state.get("dataset"):
+        launches.train_link(dataset, where, "Train on all that match")
     labels.many(ids, where, total)
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import api, components, formatting
+from dashboard import api, components, formatting, uploading
 
 JOB = "job"
 """The query parameter that names the job to show."""
 FOLLOW_SECONDS = 1.0
 """Between refreshes of a job that is not done."""
-_SENT = "_uploads_sent"
+_SENT, _READ = "_uploads_sent", "_uploads_read"
 OPEN = ("queued", "running")
 
 
@@ -30,7 +30,7 @@ def _form(names: list[str], count: int) -> None:
     """Take a file and send it to the service; then the page shows the job."""
     file = st.file_uploader(
         "A file, or the zip of a folder, up to 200 MB",
-        type=api.UPLOAD_SUFFIXES,
+        type=uploading.SUFFIXES,
         key=f"upload_file_{count}",
     )
     st.caption(
@@ -45,6 +45,7 @@ def _form(names: list[str], count: int) -> None:
         "Partition", ["protected", "fifo"], default="protected", key="upload_partition",
         required=True,
     )  # fmt: skip
+    options = _options(file, count) if file is not None else {}
     if not st.button("Upload", type="primary", key="upload_go", disabled=not (file and name)):
         return
     assert file is not None, "the button is disabled without a file"
@@ -55,14 +56,84 @@ def _form(names: list[str], count: int) -> None:
         bar.progress(done / max(total, 1), sent)
 
     def send() -> None:
-        job = api.upload(
-            name, file.name, file, partition=str(partition), env=env, progress=show
-        )  # fmt: skip
+        job = uploading.send(
+            name, file, partition=str(partition), env=env, options=options, progress=show
+        )
         st.query_params[JOB] = job.id
 
     if components.attempt(send, f"{file.name} is sent"):
         st.session_state[_SENT] = count + 1
         st.rerun()
+
+
+def _options(file: Any, count: int) -> dict[str, Any]:
+    """What the format of the file can be told, as far as something is said."""
+    formats = uploading.formats_of(file)
+    columns = []
+    if set(formats) & set(uploading.TABLES):
+        with st.expander("Columns", icon=":material/view_column:"):
+            columns = _columns(file, count)
+    found: dict[str, Any] = {"columns": columns} if columns else {}
+    with st.expander("Options", icon=":material/tune:"):
+        places = st.columns(2)
+        for number, (name, option) in enumerate(uploading.options_for(formats).items()):
+            with places[number % 2]:
+                value = _option(name, option, f"upload_{name}_{count}")
+            if value not in ("", None, False):
+                found[name] = value
+    return found
+
+
+def _option(name: str, option: uploading.ImportOption, key: str) -> Any:
+    label = name
+    if option.kind == "switch":
+        return st.checkbox(label, key=key, help=option.about)
+    if option.kind == "count":
+        return st.number_input(
+            label, 1, value=None, key=key, help=option.about, placeholder=option.example
+        )
+    text = st.text_input(label, key=key, help=option.about, placeholder=option.example)
+    return (text or "").strip()
+
+
+def _columns(file: Any, count: int) -> list[str]:
+    """A menu of the file's columns for each role; what is left empty is guessed by name."""
+    known = _columns_of(file)
+    about = "What is left empty is guessed by name, and the end of the import says what it took."
+    roles: dict[str, str | list[str] | None] = {}
+    if known:
+        st.caption(f"{about} Several columns make one vector, in the order chosen.")
+        for role in uploading.ARRAY_ROLES:
+            roles[role] = st.multiselect(
+                role, known, key=f"upload_role_{role}_{count}",
+                placeholder="guessed", accept_new_options=True,
+            )  # fmt: skip
+        options = [uploading.NONE, *known]
+        for start in range(0, len(uploading.COLUMN_ROLES), 2):
+            parts = uploading.COLUMN_ROLES[start : start + 2]
+            for place, role in zip(st.columns(2), parts, strict=False):
+                roles[role] = place.selectbox(
+                    role, options, index=None,
+                    key=f"upload_role_{role}_{count}", placeholder="guessed",
+                )  # fmt: skip
+    else:
+        st.caption(f"The columns of this file could not be read here, so type them. {about}")
+    others = st.text_area(
+        "Others, one per line" if known else "Columns, one role per line",
+        key=f"upload_columns_{count}", height=80,
+        placeholder="info/speed=v" if known else "observation=x,y\naction=push_*",
+        help=f"ROLE=COLUMN,COLUMN; {', '.join((*uploading.ARRAY_ROLES, *uploading.COLUMN_ROLES))}, "
+        "info/NAME, observation/NAME, action/NAME; * matches names; ROLE= is none",
+    )  # fmt: skip
+    return uploading.column_map(roles, others or "")
+
+
+def _columns_of(file: Any) -> list[str]:
+    """Read once for each file."""
+    read = st.session_state.get(_READ)
+    if read is None or read[0] != file.file_id:
+        read = st.session_state[_READ] = (file.file_id, uploading.columns_of(file))
+    return list(read[1])
 
 
 def follow() -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
+from dashboard.views import launches
 
 SPREAD = ("mean", "std", "min", "q25", "median", "q75", "max")
 
@@ -103,6 +104,7 @@ def _detail(version: Any) -> None:
     )
     st.markdown("Train on it:")
     components.commands(f"stepwell train offline --dataset {version.version}")
+    launches.train_link(version.version)
     where = version.select.split("WHERE ", 1)[1]
     components.sql_note(f"SELECT * FROM trajectories WHERE {where}", "version")
     _card(version)

@@ -25,6 +25,7 @@ import numpy as np
 from server.imports import named
 from server.imports.archive import Archive
 from server.imports.column_map import ColumnMap, Columns, array_key, column_map, shown
+from server.imports.hf_card import read_about
 from server.imports.named import About, Leaf
 from server.imports.parquet import reported
 from server.imports.parquet_table import Table
@@ -85,6 +86,7 @@ def reading(
         source.tasks = _tasks(archive, options, memory, max_rows)
         _check_counts(info, source)
         about = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
+        about |= read_about(archive).metadata
         yield named.reading(source, options, memory, max_rows, about)
 
 

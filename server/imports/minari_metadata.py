@@ -17,7 +17,10 @@ from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
 METADATA = "metadata.json"
 SPEC = "stepwell_spec"
 COLUMNS = ("rewards", "terminations", "truncations")
-DESCRIBING = ("dataset_id", "algorithm_name", "author", "code_permalink", "description")
+DESCRIBING = (
+    *("dataset_id", "algorithm_name", "author", "code_permalink", "description"),
+    *("license", "citation"),
+)
 """For the job's result and the new dataset's description."""
 
 
@@ -46,7 +49,8 @@ class Metadata:
 
     @property
     def shown(self) -> dict[str, str]:
-        return {k: str(self.written[k])[:1024] for k in DESCRIBING if self.written.get(k)}
+        found = {k: str(self.written[k])[:1024] for k in DESCRIBING if self.written.get(k)}
+        return {"licence" if k == "license" else k: text for k, text in found.items()}
 
     def declared(self, what: str) -> Mapping[str, Declared]:
         """Spaces of "observation" or "action" by key. Raises `ImportRefused`."""

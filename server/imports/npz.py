@@ -28,6 +28,8 @@ from server.imports.raw_file import (
 
 MAX_MEMBERS_ZIP = 64
 MAX_HEADER = 4096
+MAX_TEXT = 1 << 16
+_TEXTS = ("licence", "citation")
 
 
 def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
@@ -42,6 +44,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
                 if info is not None and (why := _unfit(archive, member, info, drop)):
                     source.dropped[info] = why
                     del members[name]
+            source.metadata = {k: t for k in _TEXTS if (t := _text(archive, members, k))}
             check_size(sum(m.file_size for m in members.values()), size, memory)
             read_arrays(source, members, lambda name, member: array_of(archive, member, name))
             return source
@@ -55,6 +58,20 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
         ) from None
     except RuntimeError as error:
         raise ImportRefused(f"the .npz file cannot be read: {str(error)[:200]}") from None
+
+
+def _text(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> str:
+    """A short text in metadata, which is no array to read; "" for none."""
+    info = members.get(f"metadata/{name}")
+    if info is None or info.file_size > MAX_TEXT:
+        return ""
+    with archive.open(info) as member:
+        shape, _, dtype = _header(member, name)
+    if dtype.kind != "U" or shape != ():
+        return ""
+    del members[f"metadata/{name}"]
+    with archive.open(info) as member:
+        return str(np.lib.format.read_array(member, allow_pickle=False))[:1024]
 
 
 def members_of(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

@@ -1,7 +1,8 @@
 """Parquet and Arrow files of anybody → trajectories. Untrusted: runs only in the sandbox.
 
 One file, or the zip of a folder of them, such as a dataset on the Hugging Face Hub, or one that
-Hugging Face's `datasets` has saved to disk (Arrow files, and state.json beside them). The roles of
+Hugging Face's `datasets` has saved to disk (Arrow files, and state.json beside them). A README can
+say which files are which split (hf_card.py), else their names do. The roles of
 columns are given or guessed (column_map.py); rows become episodes in table_episodes.py.
 """
 
@@ -19,6 +20,7 @@ from server.imports import named
 from server.imports.archive import Archive
 from server.imports.arrow_file import is_arrow
 from server.imports.column_map import column_map
+from server.imports.hf_card import Card, Splits, read_card
 from server.imports.parquet_table import Table, damaged
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading, check_magic
 from server.imports.table_episodes import TableEpisodes
@@ -35,10 +37,13 @@ def reading(
 ) -> Iterator[Reading]:
     """Errors of pyarrow inside are an `ImportRefused`, too."""
     with reported():
-        table = Table(_files(file, options, memory), options.size, memory, max_rows)
+        files, card = _files(file, options, memory)
+        table = Table(files, options.size, memory, max_rows)
         columns = column_map(table.columns, options.columns)
         source = TableEpisodes(table, columns, options, memory)
-        yield named.reading(source, options, memory, max_rows)
+        found = named.reading(source, options, memory, max_rows, card.metadata)
+        found.warnings[:0] = card.warnings
+        yield found
 
 
 @contextmanager
@@ -51,7 +56,10 @@ def reported() -> Iterator[None]:
         raise damaged(str(error) or type(error).__name__) from None
 
 
-def _files(file: BinaryIO, options: ImportOptions, memory: int) -> list[tuple[str, BinaryIO]]:
+def _files(
+    file: BinaryIO, options: ImportOptions, memory: int
+) -> tuple[list[tuple[str, BinaryIO]], Card]:
+    """Names and files, and what a README says."""
     if not zipfile.is_zipfile(file):
         file.seek(0)
         head = file.read(8)
@@ -59,23 +67,50 @@ def _files(file: BinaryIO, options: ImportOptions, memory: int) -> list[tuple[st
         if not is_arrow(head):
             expected = "a .parquet or .arrow file, or a folder of them"
             check_magic(file, b"PAR1", "a Parquet or Arrow file", expected)
-        return [("the file", file)]
+        return [("the file", file)], Card()
     archive = Archive(file, options.size, memory)
     names = [name for name in archive.names if name.endswith(".parquet")] or _saved(archive)
-    found = {name: split for name in names if (split := _split_of(name))}
-    known = sorted({name for _, name in found.values()})
-    if options.split:
-        names = [name for name in names if found.get(name, ("", ""))[1] == options.split]
-        if not names:
-            raise ImportRefused(
-                "there is no such split",
-                expected=", ".join(known) or "no split=",
-                got=options.split,
-            )
-    elif len(known) > 1:
+    if {"spec.json", "trajectories.parquet"} <= {n.rpartition("/")[2] for n in archive.names}:
         raise ImportRefused(
-            "the folder has several splits", expected="split=NAME", got=", ".join(known)[:300]
+            "the zip is a folder of stepwell export, whose rows are T+1 for each trajectory",
+            expected="stepwell import FOLDER, which sends its trajectories",
         )
+    card = read_card(archive, names)
+    if card.configs:
+        configuration, _, split = options.split.rpartition("/")
+        chosen = _one_split(_configuration(card, configuration), split)
+    else:
+        chosen = _by_names(names, options)
+    return [(name, archive.open(name)) for name in chosen], card
+
+
+def _configuration(card: Card, asked: str) -> Splits:
+    """The files of the one configuration that is asked for, or is the only or default one."""
+    name = asked or (next(iter(card.configs)) if len(card.configs) == 1 else card.default)
+    if name in card.configs:
+        if not asked and len(card.configs) > 1:
+            others = ", ".join(n for n in card.configs if n != name)[:300]
+            card.warnings.append(
+                f"the configuration {name} is imported; there are {others}: split=NAME/SPLIT"
+            )
+        return card.configs[str(name)]
+    raise ImportRefused(
+        "there is no such configuration"
+        if asked
+        else "the folder has several configurations of a dataset",
+        expected="split=CONFIGURATION/SPLIT, of " + ", ".join(card.configs)[:300],
+        got=asked or None,
+    )
+
+
+def _by_names(names: list[str], options: ImportOptions) -> list[str]:
+    """The files of one split, as far as their names say what they are."""
+    found = {name: split for name in names if (split := _split_of(name))}
+    splits: Splits = {}
+    for name, (_, known) in found.items():
+        splits.setdefault(known, []).append(name)
+    if options.split or len(splits) > 1:
+        names = _one_split(splits, options.split)
     folders = sorted({found[name][0] for name in names if name in found})
     if len(folders) > 1:
         raise ImportRefused(
@@ -83,7 +118,22 @@ def _files(file: BinaryIO, options: ImportOptions, memory: int) -> list[tuple[st
             expected="the folder of one of them",
             got=", ".join(folder or "." for folder in folders)[:300],
         )
-    return [(name, archive.open(name)) for name in names]
+    return names
+
+
+def _one_split(splits: Splits, asked: str) -> list[str]:
+    known = sorted(splits)
+    if asked in splits:
+        return splits[asked]
+    if asked:
+        raise ImportRefused(
+            "there is no such split", expected=", ".join(known) or "no split=", got=asked
+        )
+    if len(known) > 1:
+        raise ImportRefused(
+            "the folder has several splits", expected="split=NAME", got=", ".join(known)[:300]
+        )
+    return splits[known[0]]
 
 
 def _saved(archive: Archive) -> list[str]:

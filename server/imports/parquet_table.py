@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from server.imports.arrow_file import ArrowFile, is_arrow
 from server.imports.raw_file import Array, ImportRefused, check_size
+from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
 MAX_COLUMNS = 4096
 MAX_FILES = 20_000
-MAX_DIMENSIONS = 4
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
 """Bytes of a value by physical type."""
 
@@ -66,7 +66,7 @@ class Table:
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(f"{name[:200]}: {error}") from None
         schema = opened.schema if isinstance(opened, ArrowFile) else opened.schema_arrow
-        types = {k: t for field in schema for k, t in _flattened(field.name, field.type)}
+        types = {k: t for field in schema for k, t in flattened(field.name, field.type)}
         if len(types) > MAX_COLUMNS:
             raise ImportRefused(
                 f"{name[:200]} has too many columns",
@@ -175,7 +175,7 @@ def _groups(opened: pq.ParquetFile | ArrowFile) -> Iterator[tuple[int, int]]:
 
 def kind_of(type_: pa.DataType) -> str:
     """What a column holds: "numbers", "texts", "frames", or "" for anything else."""
-    if _is_image(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+    if is_image(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return "frames"
     if pa.types.is_dictionary(type_):
         return kind_of(type_.value_type)
@@ -291,20 +291,6 @@ def _plain(array: pa.Array) -> pa.Array:
 
 def _storage(type_: pa.DataType) -> pa.DataType:
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
-
-
-def _is_image(type_: pa.DataType) -> bool:
-    if not pa.types.is_struct(type_):
-        return False
-    names = {type_.field(i).name for i in range(type_.num_fields)}
-    return "bytes" in names and names <= {"bytes", "path"}
-
-
-def _flattened(name: str, type_: pa.DataType, level: int = 0) -> list[tuple[str, pa.DataType]]:
-    if not pa.types.is_struct(type_) or _is_image(type_) or level == MAX_DIMENSIONS:
-        return [(name, type_)]
-    fields = [type_.field(i) for i in range(type_.num_fields)]
-    return [one for f in fields for one in _flattened(f"{name}.{f.name}", f.type, level + 1)]
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:

@@ -14,7 +14,6 @@ The parent validates the output like any upload.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
     from stepwell.trajectory import Trajectory
 
 GROUP_BYTES = 4 << 20
-LANDMARKS = {
-    r"(.*/)?main_data\.hdf5": "minari",
-    r"(.*/)?\d+/part-\d+\.(arrow|parquet)": "minari",
-    r".*\.(npz|traj)": "amago",
-    r".*\.tfrecord-\d+-of-\d+": "rlds",
-    r"(.*/)?meta/info\.json": "lerobot",
-}
-"""Names that only folders of one format have."""
 
 
 def main(argv: list[str]) -> int:
@@ -126,6 +117,7 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
     from server.imports import minari
     from server.imports.archive import Archive
     from server.imports.raw_file import ImportRefused
+    from stepwell.import_options import LANDMARKS, format_of_names
 
     asked = options.format
     if asked not in ("d4rl", "zip"):
@@ -135,17 +127,13 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
         return "minari" if minari.is_minari(file) else "d4rl"
     names = Archive(file, options.size, memory).names
     file.seek(0)
-    for pattern, format_ in LANDMARKS.items():
-        if any(re.fullmatch(pattern, name) for name in names):
-            return format_
-    if any(name.endswith((".parquet", ".arrow")) for name in names):
-        return "parquet"
+    if (found := format_of_names(names)) is not None:
+        return found
     if asked == "d4rl":
         return asked
     raise ImportRefused(
         "the zip is not of a known dataset",
-        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Parquet or Arrow "
-        "files",
+        expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Arrow files",
         got=", ".join(names[:20])[:200],
     )
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
 
-from server.service import Caller, ServiceDep
-from stepwell.messages import AnnotateResult, Annotation, Page, PostAnnotations
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from server.body_memory import read_whole_body
+from server.problems import ProblemError
+from server.service import Caller, ServiceDep, raw_body
+from stepwell.errors import CodecError
+from stepwell.messages import (
+    ANNOTATION_NAME,
+    ARROW,
+    AnnotateResult,
+    Annotation,
+    Page,
+    PostAnnotations,
+)
+from stepwell.step_values import decode, table_of
 
 router = APIRouter(prefix="/v1/datasets/{name}/annotations", tags=["annotations"])
 
@@ -13,7 +27,39 @@ router = APIRouter(prefix="/v1/datasets/{name}/annotations", tags=["annotations"
 @router.post("")
 def post_annotations(service: ServiceDep, name: str, body: PostAnnotations) -> AnnotateResult:
     """Store values of steps. Safe to repeat: a trajectory is annotated once under a name."""
-    return service.annotations.add(name, body)
+    values = table_of([one.model_dump() for one in body.trajectories])
+    return service.annotations.add(name, body.name, body.policy, values)
+
+
+@router.post("/values", openapi_extra=raw_body(ARROW))
+async def post_values(
+    service: ServiceDep,
+    request: Request,
+    name: str,
+    annotation: Annotated[str, Query(pattern=ANNOTATION_NAME)],
+    policy: Annotated[str, Query(min_length=1, max_length=200)],
+) -> AnnotateResult:
+    """The same as an Arrow stream (stepwell/step_values.py), whose limit is STEPWELL_MAX_BODY."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != ARROW:
+        raise ProblemError(
+            415, "unsupported_media_type", "values of steps are sent as an Arrow IPC stream",
+            expected=ARROW, got=kind or "none",
+        )  # fmt: skip
+    body = await read_whole_body(request)
+    return await run_in_threadpool(_add, service, name, annotation, policy, body)
+
+
+def _add(
+    service: ServiceDep, name: str, annotation: str, policy: str, body: memoryview
+) -> AnnotateResult:
+    try:
+        values = decode(body)
+    except CodecError as error:
+        raise ProblemError(
+            422, "invalid_stream", str(error), expected=error.expected, got=error.got
+        ) from None
+    return service.annotations.add(name, annotation, policy, values)
 
 
 @router.get("")

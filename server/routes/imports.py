@@ -12,9 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
 from server.service import ServiceDep, raw_body
+from stepwell.import_options import OPTIONS
 from stepwell.messages import NAME, Format, JobAccepted, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["imports"])
+
+
+def about(option: str) -> str:
+    return OPTIONS[option].about
 
 
 @router.post(
@@ -30,37 +35,22 @@ async def upload(
     partition: Annotated[Partition, Query()] = "protected",
     create: Annotated[bool, Query(description="create the dataset if it does not exist")] = False,
     env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",
-    observation: Annotated[
-        str, Query(max_length=32, description="box or discrete:N, where the data is ambiguous")
-    ] = "",
-    action: Annotated[
-        str, Query(max_length=32, description="box or discrete:N, where the data is ambiguous")
-    ] = "",
-    action_low: Annotated[str, Query(max_length=4096, description="comma-separated numbers")] = "",
-    action_high: Annotated[str, Query(max_length=4096, description="comma-separated numbers")] = "",
-    max_steps: Annotated[
-        int,
-        Query(ge=0, lt=2**53, description="without timeouts: cut episodes after this many steps"),
-    ] = 0,
+    observation: Annotated[str, Query(max_length=32, description=about("observation"))] = "",
+    action: Annotated[str, Query(max_length=32, description=about("action"))] = "",
+    action_low: Annotated[str, Query(max_length=4096, description=about("action_low"))] = "",
+    action_high: Annotated[str, Query(max_length=4096, description=about("action_high"))] = "",
+    max_steps: Annotated[int, Query(ge=0, lt=2**53, description=about("max_steps"))] = 0,
     columns: Annotated[
         list[Annotated[str, StringConstraints(max_length=4096)]],
         Query(max_length=256, description="of tables: role=column,column; once for each role"),
     ] = [],  # noqa: B006 - FastAPI copies it
-    split: Annotated[str, Query(max_length=128, description="of a folder with several")] = "",
+    split: Annotated[str, Query(max_length=128, description=about("split"))] = "",
     videos: Annotated[
         str,
-        Query(
-            pattern=r"^(no|[1-9]\d{0,3}x[1-9]\d{0,3})?$",
-            description="no: leave videos out; 96x96: scale their frames to this width and height",
-        ),
+        Query(pattern=r"^(no|[1-9]\d{0,3}x[1-9]\d{0,3})?$", description=about("videos")),
     ] = "",
-    keep_last_step: Annotated[
-        bool,
-        Query(description="of RLDS: action and reward of an episode's last step count, too"),
-    ] = False,
-    drop_infos: Annotated[
-        str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
-    ] = "",
+    keep_last_step: Annotated[bool, Query(description=about("keep_last_step"))] = False,
+    drop_infos: Annotated[str, Query(max_length=4096, description=about("drop_infos"))] = "",
 ) -> JobAccepted:
     """All or nothing of the file becomes trajectories; GET /v1/jobs/{id} gives the progress."""
     wanted = ImportOptions(

@@ -8,21 +8,22 @@ Pages have checksums, so `fsck --rebuild` restores annotations from these files 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from server.storage.store import Store, Stored, new_name
-from stepwell.messages import TrajectoryValues
+from stepwell.step_values import VALUES
 
 KEY = b"stepwell.annotation"
 POINTS = ("annotation.after_tmp_fsync", "annotation.after_rename")
-VALUES = ("q", "v", "advantage", "weight")
+GROUP_STEPS = 1 << 17
+"""Rows of which texts are in memory at a time."""
 _TEXT = ("dataset", "trajectory", "name", "policy")
 SCHEMA = pa.schema(
     [
@@ -56,27 +57,33 @@ class AnnotationDamaged(ValueError):
     """A file that cannot be read."""
 
 
-def write_annotation(
-    store: Store, header: AnnotationHeader, found: Sequence[TrajectoryValues]
-) -> Stored:
-    lengths = [len(one.q) for one in found]
-    columns: dict[str, pa.Array] = {
-        "dataset": pa.repeat(header.dataset, header.steps),
-        "trajectory": pa.array(np.repeat([one.trajectory for one in found], lengths), pa.string()),
-        "step": pa.array(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])),
-        "name": pa.repeat(header.name, header.steps),
-        "policy": pa.repeat(header.policy, header.steps),
-    }
-    for name in VALUES:
-        values = [value for one in found for value in getattr(one, name)]
-        columns[name] = pa.array(values, pa.float32())
+def write_annotation(store: Store, header: AnnotationHeader, found: pa.Table) -> Stored:
+    """`found`: a row for each trajectory, as stepwell/step_values.py has them."""
+    lengths = pc.list_value_length(found[VALUES[0]]).to_numpy()
+    row = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    flat = {name: pc.list_flatten(found[name]) for name in VALUES}
     schema = SCHEMA.with_metadata({KEY: header.model_dump_json()})
-    table = pa.table(columns, schema=schema)
+
+    def group(start: int) -> pa.Table:
+        of = row[start : start + GROUP_STEPS]
+        steps = np.arange(start, start + len(of)) - first[of]
+        columns = {
+            "dataset": pa.repeat(header.dataset, len(of)),
+            "trajectory": found["trajectory"].take(pa.array(of)),
+            "step": pa.array(steps.astype(np.int32)),
+            "name": pa.repeat(header.name, len(of)),
+            "policy": pa.repeat(header.policy, len(of)),
+        }
+        values = {name: array.slice(start, len(of)) for name, array in flat.items()}
+        return pa.table(columns | values, schema=schema)
 
     def write(path: Path) -> None:
-        pq.write_table(
-            table, path, compression="zstd", use_dictionary=list(_TEXT), write_page_checksum=True
-        )
+        with pq.ParquetWriter(
+            path, schema, compression="zstd", use_dictionary=list(_TEXT), write_page_checksum=True
+        ) as writer:
+            for start in range(0, len(row), GROUP_STEPS):
+                writer.write_table(group(start))
 
     with store.new("annotations", new_name("an", ".parquet"), points=POINTS) as writer:
         writer.fill(write)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell._export import licence
 from stepwell._export.selection import (
     Selection,
     count_metadata,
@@ -57,6 +58,9 @@ def write_npz(path: Path, chosen: Selection, trajectories: Iterable[Trajectory])
             for name, array in _described(chosen, ends).items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
+            for name, said in licence.texts(chosen).items():
+                with archive.open(f"metadata/{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, np.array(said), allow_pickle=False)
 
 
 def write_d4rl(path: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -> None:
@@ -77,6 +81,8 @@ def write_d4rl(path: Path, chosen: Selection, trajectories: Iterable[Trajectory]
         ends = _fill(chosen, trajectories, append, "d4rl")
         for name, array in _described(chosen, ends).items():
             file.create_dataset(name, data=array)
+        for name, said in licence.texts(chosen).items():
+            file.create_dataset(f"metadata/{name}", data=np.bytes_(said.encode()))
 
 
 def import_h5py(target: str) -> Any:

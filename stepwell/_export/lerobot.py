@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stepwell._export import licence
 from stepwell._export.lerobot_features import STATISTICS, Feature, Moments, is_image
 from stepwell._export.selection import Selection, count_metadata, refuse_unknown_actions
 from stepwell.errors import InvalidData
@@ -48,7 +49,7 @@ VIDEO_MB = 200
 MAX_DIMENSIONS = 4
 CARD = """\
 ---
-tags:
+{header}tags:
 - LeRobot
 task_categories:
 - robotics
@@ -171,7 +172,9 @@ def write(
     }
     _write_json(folder / "meta/info.json", info)
     counts = {"trajectories": chosen.trajectories, "steps": chosen.steps}
-    (folder / "README.md").write_text(CARD.format(dataset=chosen.dataset, **counts))
+    card = CARD.format(dataset=chosen.dataset, header=licence.header(chosen), **counts)
+    card += licence.text(chosen)
+    (folder / "README.md").write_text(card)
 
 
 def names_of(spec: EnvSpec) -> dict[str, dict[str, str]]:

@@ -87,6 +87,8 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
         "dataset_size": round(main.stat().st_size / 1e6, 1),
         "dataset_id": f"stepwell/{chosen.dataset.replace('.', '-')}-v0",
         "minari_version": MINARI_VERSION,
+        **({"license": chosen.licence} if chosen.licence else {}),
+        **({"citation": chosen.citation} if chosen.citation else {}),
         "stepwell_spec": spec.to_json() | {"action_known": False},
     }
     (data / "metadata.json").write_text(json.dumps(metadata))

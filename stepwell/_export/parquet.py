@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stepwell._export import licence
 from stepwell._export.selection import Selection
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
 from stepwell.errors import InvalidData
@@ -32,7 +33,7 @@ from stepwell.trajectory import Trajectory
 SPEC, TRAJECTORIES, STEPS = "spec.json", "trajectories.parquet", "steps-{:05d}.parquet"
 CARD = """\
 ---
-configs:
+{header}configs:
 - config_name: steps
   data_files: steps-*.parquet
   default: true
@@ -69,7 +70,9 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
     spec = chosen.spec
     (folder / SPEC).write_text(json.dumps(spec.to_json(), indent=1) + "\n")
     counts = {"trajectories": chosen.trajectories, "steps": chosen.steps}
-    (folder / "README.md").write_text(CARD.format(dataset=chosen.dataset, **counts))
+    card = CARD.format(dataset=chosen.dataset, header=licence.header(chosen), **counts)
+    card += licence.text(chosen)
+    (folder / "README.md").write_text(card)
     rows = arrow_schema(spec)
     numbers = [pa.field("traj_idx", pa.int64(), nullable=False), pa.field("t", pa.int32(), False)]
     schema = pa.schema([*numbers, *rows], metadata=rows.metadata)

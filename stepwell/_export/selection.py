@@ -17,6 +17,7 @@ from stepwell.errors import InvalidData
 from stepwell.shard_rows import read_shard
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory, new_id
+from stepwell.version_card import cite
 
 TTL, RENEW_AFTER = 600.0, 60.0
 
@@ -52,6 +53,9 @@ class Selection:
     final_obs: bool
     """Whether any trajectory's final observation is known."""
     losses: Losses
+    licence: str = ""
+    citation: str = ""
+    """BibTeX; both of the version that is exported."""
 
     @property
     def trajectories(self) -> int:
@@ -83,6 +87,10 @@ def select(client: Client, dataset: str, where: str | None, purpose: str) -> Sel
     for one in snapshot.excluded:
         lost = pluralize(one.trajectories, "trajectory", "trajectories")
         losses.always.append(f"{lost} of the damaged file {one.file}; see: stepwell fsck")
+    licence = citation = ""
+    if "@" in dataset:
+        version = client.version(dataset)
+        licence, citation = version.licence, cite(version)
     return Selection(
         dataset,
         EnvSpec.from_json(snapshot.spec),
@@ -92,6 +100,8 @@ def select(client: Client, dataset: str, where: str | None, purpose: str) -> Sel
         lengths,
         bool(np.any(table["final_obs_valid"].to_numpy())),
         losses,
+        licence,
+        citation,
     )
 
 

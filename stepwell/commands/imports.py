@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
-from stepwell._export import parquet
+from stepwell._export import licence, parquet
 from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData
+from stepwell.import_options import ARRAY_ROLES, COLUMN_ROLES, OPTIONS
 from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE
 from stepwell.trajectory import Trajectory
 
@@ -76,18 +77,17 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="further option of the importer: action=discrete:6, "
-        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…, split=train, videos=96x96 "
-        "(scales frames), videos=no, keep-last-step=true (of RLDS)",
+        help="further option of the importer: " + "; ".join(map(_described, OPTIONS)),
     )
     parser.add_argument(
         "--columns",
         nargs="+",
         default=[],
         metavar="ROLE=COLUMN",
-        help="of Parquet files: observation=x,y (a vector; * matches names; observation/arm=… is "
-        "one of several), action=, reward=, episode=, step=, terminated=, truncated=, done=, "
-        "next_observation=, info/NAME=; what is not given is guessed by name, ROLE= is none",
+        help="of Parquet, Arrow and LeRobot: observation=x,y (a vector; * matches names; "
+        "observation/arm=… is one of several); roles: "
+        f"{', '.join((*ARRAY_ROLES, *COLUMN_ROLES))}, info/NAME; what is not given is guessed by "
+        "name, ROLE= is none",
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds to wait for the job")
     common.add_connection(parser)
@@ -139,6 +139,11 @@ def main(argv: list[str] | None = None) -> int:
     return _show(args, job, job.result or {})
 
 
+def _described(name: str) -> str:
+    option = OPTIONS[name]
+    return f"{name.replace('_', '-')}={option.example} ({option.about})"
+
+
 def _send_folder(client: Client, args: argparse.Namespace, bar: Progress) -> dict[str, Any]:
     """The trajectories of an exported folder, under ids that belong to the target dataset."""
     spec, count, trajectories = parquet.read(args.file)
@@ -146,7 +151,9 @@ def _send_folder(client: Client, args: argparse.Namespace, bar: Progress) -> dic
         client.spec(args.dataset)
     else:
         spec = replace(spec, env=args.env or spec.env)
-        client.create_dataset(args.dataset, spec, exist_ok=True)
+        said = licence.written(args.file)
+        about = f"Imported (parquet): licence={said}"[:4096] if said else ""
+        client.create_dataset(args.dataset, spec, description=about, exist_ok=True)
     sending = bar.add_task("sending", total=count)
     stored, steps = Counter[str](), 0
     group: list[Trajectory] = []

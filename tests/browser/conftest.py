@@ -122,6 +122,17 @@ class Person:
         self.page.wait_for_timeout(100)
         self.rests()
 
+    def adds(self, label: str, *options: str) -> None:
+        """Options of a menu of several, one after another."""
+        name = re.compile(rf"{re.escape(label)}$")
+        for option in options:
+            menu = self.page.get_by_role("combobox", name=name).first
+            menu.click()
+            menu.fill(option)
+            self.page.get_by_role("option", name=option, exact=True).first.click()
+            self.page.wait_for_timeout(100)
+            self.rests()
+
     def sees(self, text: str) -> None:
         self.page.get_by_text(text).filter(visible=True).first.wait_for()
 

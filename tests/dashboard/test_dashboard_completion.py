@@ -30,9 +30,6 @@ def tables(client: Client, name: str) -> Any:
 
 def offers(words: dict[str, Any], *texts: str) -> list[list[str]]:
     """The texts that completion.js would insert, with the caret at each `|`."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed, which runs completion.js outside of a browser")
     program = (
         f"import {{ complete }} from {json.dumps(SCRIPT.as_uri())};"
         f"const words = {json.dumps(words)}; const out = [];"
@@ -40,11 +37,44 @@ def offers(words: dict[str, Any], *texts: str) -> list[list[str]]:
         "out.push(complete(text.replace('|', ''), at, words).items.map((i) => i.insert)); }"
         "console.log(JSON.stringify(out));"
     )
+    found: list[list[str]] = run_script(program)
+    return found
+
+
+def run_script(program: str) -> Any:
+    """What a JavaScript program prints, which is JSON."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed, which runs scripts of pages outside of a browser")
     command = [node, "--experimental-default-type=module", "--input-type=module", "-e", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    found: list[list[str]] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "text,coloured",
+    [
+        ("", []),
+        ("select x", [["keyword", "select"]]),
+        ("'it''s' -- no 'text", [["string", "'it''s'"], ["comment", "-- no 'text"]]),
+        ('"a \'b" /* open', [["name", '"a \'b"'], ["comment", "/* open"]]),
+        ("'open\nselect 1", [["string", "'open\nselect 1"]]),
+        ("avg (x1) IN (1e-3)", [["function", "avg"], ["keyword", "IN"], ["number", "1e-3"]]),
+        ("é ü=$n_1", [["parameter", "$n_1"]]),
+    ],
+)
+def test_parts_of_a_query_have_colours(text: str, coloured: list[list[str]]) -> None:
+    module = json.dumps(SCRIPT.with_name("colours.js").as_uri())
+    keywords = [word for words in completion.KEYWORDS for word in words.split()]
+    found = run_script(
+        f"import {{ tokens }} from {module};"
+        f"const keywords = new Set({json.dumps(keywords)});"
+        f"console.log(JSON.stringify(tokens({json.dumps(text)}, keywords)));"
+    )
+    assert [part for part in found if part[0]] == coloured
+    assert "".join(part for _, part in found) == text, "nothing is lost, and nothing twice"
+    assert {kind for kind, _ in coloured} <= set(completion.COLOURS)
 
 
 def test_columns_tables_functions_and_datasets_are_offered_where_they_fit(
@@ -118,5 +148,6 @@ def test_the_console_draws_it(service: Any, name: str, page: Callable[..., AppTe
     drawn = page("console", service.url)
     assert [e.message for e in drawn.exception] == []
     assert drawn.text_area(key="q").value
-    (list_,) = drawn.get("bidi_component")
-    assert "trajectories" in str(list_.proto) and ".st-key-q textarea" in str(list_.proto)
+    list_, colours = (str(one.proto) for one in drawn.get("bidi_component"))
+    assert "trajectories" in list_ and "--st-blue-text-color" in colours
+    assert ".st-key-q textarea" in list_ and ".st-key-q textarea" in colours

@@ -138,6 +138,25 @@ def test_a_launch_and_a_run_are_copied_into_the_form(box: Any, page: Page) -> No
     assert [e.message for e in gone.exception] == [] and "la_gone" in gone.error[0].value
 
 
+def test_a_selection_fills_the_form(box: Any, page: Page) -> None:
+    """A condition of several lines stays one, comments included."""
+    where = "id IN (SELECT id FROM (\nSELECT id FROM trajectories -- all\n))"
+    drawn = page("start", box.url, **launching.selected("hops", where))
+    fine(drawn)
+    assert drawn.selectbox(key="recipe").value == "offline"
+    assert drawn.selectbox(key=key("dataset", "")).value == "hops"
+    assert drawn.text_area(key=key("where", "")).value == where
+    assert not needed(drawn) and not drawn.warning
+    drawn.button(key="launch_go").click().run()
+    fine(drawn)
+    with Client(box.url) as client:
+        assert client.launches()[0].args == {"dataset": "hops", "where": where}
+    drawn.text_area(key=key("where", "")).set_value("").run()
+    assert line(drawn) == "stepwell train offline --dataset=hops", "it is filled in only once"
+    drawn.selectbox(key="recipe").select("bc").run()
+    assert line(drawn) == "stepwell train bc --dataset=hops"
+
+
 def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) -> None:
     drawn = page("start", box.url, recipe="bc")
     drawn.selectbox(key=key("dataset", "")).select("hops").run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -132,6 +133,116 @@ def test_tables_are_sent_as_what_they_are(
             writer.write_table(table)
     drawn = ended(sent(page, service.url, name, file.getvalue(), f"plays.{suffix}"), client)
     assert f"3 trajectories, 30 transitions in `{name}`" in drawn.success[0].value
+
+
+def chosen(page: Page, url: str, name: str, file: str, data: bytes) -> AppTest:
+    """The form with a file in it."""
+    drawn = page("datasets", url)
+    drawn.file_uploader(key="upload_file_0").upload(file, data)
+    drawn.text_input(key="upload_name").set_value(name)
+    drawn.run()
+    assert [e.message for e in drawn.exception] == []
+    return drawn
+
+
+def options_shown(drawn: AppTest) -> set[str]:
+    keys = (w.key for w in (*drawn.text_input, *drawn.checkbox, *drawn.number_input))
+    return {k.removeprefix("upload_").removesuffix("_0") for k in keys if k and k.endswith("_0")}
+
+
+def parquet(**columns: object) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def test_a_table_is_mapped_by_its_own_columns(
+    service, client: Client, name: str, page: Page
+) -> None:
+    """No column has a usual name, so nothing could be guessed."""
+    rows = np.arange(STEPS)
+    data = parquet(
+        x=rows / 2, y=rows / 4, push=rows / STEPS, gain=[2.0] * STEPS, over=ends(), v=rows * 1.0
+    )
+    drawn = chosen(page, service.url, name, "plays.parquet", data)
+    seen = drawn.multiselect(key="upload_role_observation_0")
+    assert seen.options == ["x", "y", "push", "gain", "over", "v"]
+    seen.set_value(["y", "x"])
+    drawn.multiselect(key="upload_role_action_0").set_value(["push"])
+    drawn.selectbox(key="upload_role_reward_0").set_value("gain")
+    drawn.selectbox(key="upload_role_terminated_0").set_value("over")
+    drawn.text_area(key="upload_columns_0").set_value("info/speed=v\n")
+    drawn.text_input(key="upload_action_high_0").set_value("4")
+    drawn.text_input(key="upload_action_low_0").set_value("-4")
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=240)
+    drawn = ended(drawn, client)
+    assert [e.value for e in drawn.error] == []
+    spec = client.dataset(name).spec
+    (action,) = spec["actions"].values()
+    assert (action["low"], action["high"]) == (-4, 4)
+    played = client.steps(client.sql(
+        f"SELECT id FROM trajectories WHERE dataset = '{name}' ORDER BY id LIMIT 1"
+    ).one())  # fmt: skip
+    (obs,) = played.obs.values()
+    assert np.array_equal(obs[:, 1], 2 * obs[:, 0])  # y, then x
+    assert set(played.rewards) == {2.0} and list(played.infos) == ["speed"]
+
+
+def test_a_role_without_a_column_is_not_guessed(
+    service, client: Client, name: str, page: Page
+) -> None:
+    ones = [1.0] * STEPS
+    drawn = chosen(
+        page, service.url, name, "plays.parquet",
+        parquet(obs=ones, action=ones, reward=ones, terminated=ends()),
+    )  # fmt: skip
+    drawn.selectbox(key="upload_role_reward_0").set_value("(no column)")
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=240)
+    ended(drawn, client)
+    query = f"SELECT max(\"return\") FROM trajectories WHERE dataset = '{name}'"
+    assert client.sql(query).one() == 0
+
+
+def test_options_are_those_of_the_format(service, name: str, page: Page) -> None:
+    shown = options_shown(chosen(page, service.url, name, "toy.npz", npz()))
+    assert shown == {
+        "observation",
+        "action",
+        "action_low",
+        "action_high",
+        "max_steps",
+        "drop_infos",
+    }
+    folder = io.BytesIO()
+    with zipfile.ZipFile(folder, "w") as archive:
+        archive.writestr("features.json", "{}")
+        archive.writestr("robot-train.tfrecord-00000-of-00001", b"")
+    drawn = chosen(page, service.url, name, "robot.zip", folder.getvalue())
+    assert "keep_last_step" in options_shown(drawn) - {"max_steps", "split", "videos"}
+    drawn = chosen(page, service.url, name, "plays.parquet", b"PAR1 and nothing else")
+    assert "split" in options_shown(drawn) and not drawn.multiselect
+    assert "could not be read" in " ".join(c.value for c in drawn.caption)
+
+
+def test_a_wrong_option_is_the_services_error(
+    service, client: Client, name: str, page: Page
+) -> None:
+    drawn = chosen(page, service.url, name, "toy.npz", npz(timeouts=ends()))
+    drawn.text_input(key="upload_action_low_0").set_value("much")
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=240)
+    (error,) = drawn.error
+    assert "action_low is not a list of finite numbers" in error.value
+    assert "job" not in drawn.query_params
+    drawn.text_input(key="upload_action_low_0").set_value("")
+    drawn.number_input(key="upload_max_steps_0").set_value(5)
+    drawn.text_input(key="upload_action_0").set_value("discrete:x")
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=240)
+    (error,) = ended(drawn, client).error
+    assert "discrete" in error.value
 
 
 def test_its_link_leads_back_to_it_with_its_warnings(

@@ -16,13 +16,14 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from server.imports import flat, lerobot, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
 from stepwell._export import parquet, selection
 from stepwell._folders import files_of, zipped
-from stepwell.errors import Gone
+from stepwell.errors import Gone, JobFailed
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
@@ -314,6 +315,47 @@ def test_a_version_is_exported(client, run, tmp_path):
     assert run("export", "exported-version@v1", tmp_path / "out", "--format", "parquet") == 0
     ids = pd.read_parquet(tmp_path / "out" / "trajectories.parquet")["id"].tolist()
     assert sorted(ids) == sorted(t.id for t in made if len(t) > 4)
+
+
+LICENCE = 'CC-BY-4.0 "of all", 日本'
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("licence", ["CC-BY-4.0", LICENCE])
+def test_the_licence_goes_out_and_comes_back(client, run, tmp_path, capsys, format_, licence):
+    spec = make_spec()
+    dataset, again = (f"licensed-{format_}-{n}-{len(licence)}" for n in ("out", "in"))
+    client.create_dataset(dataset, spec)
+    client.post(dataset, several(spec), spec=spec, wait_sealed=True)
+    version = client.create_version(dataset, "v1", licence=licence)
+    out = tmp_path / {"npz": "out.npz", "d4rl": "out.hdf5"}.get(format_, "out")
+    assert run("export", f"{dataset}@v1", out, "--format", format_) == 0
+    assert run("import", out, "--dataset", again) == 0, capsys.readouterr().err
+    said = client.dataset(again).description
+    assert f"licence={licence}" in said
+    if format_ in ("npz", "d4rl", "minari"):
+        assert f"SHA-256 {version.digest}" in said
+        assert "not read" not in capsys.readouterr().err
+    else:
+        head, text = (out / "README.md").read_text().removeprefix("---\n").split("---\n", 1)
+        known = yaml.safe_load(head)
+        assert known["license"] == ("cc-by-4.0" if licence == "CC-BY-4.0" else "other")
+        assert known["license_name"] == licence and known["configs"]
+        assert f"Licence: {licence}\n" in text and f"SHA-256 {version.digest}" in text
+    if format_ == "npz":
+        with np.load(out) as arrays:
+            assert str(arrays["metadata/licence"]) == licence
+    if format_ == "minari":
+        assert json.loads((out / "data/metadata.json").read_text())["license"] == licence
+
+
+def test_a_zip_of_an_exported_folder_says_how_it_is_imported(client, exported, run, tmp_path):
+    """Its rows are T+1 for each trajectory, so as a table they would be other steps."""
+    run("export", exported["discrete actions"], tmp_path / "out", "--format", "parquet")
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "out")
+    with pytest.raises(JobFailed, match="folder of stepwell export") as error:
+        client.upload("unzipped", packed)
+    assert "stepwell import FOLDER" in str(error.value)
 
 
 def test_what_is_evicted_meanwhile_is_exported(client):

@@ -246,6 +246,7 @@ def test_every_route_that_takes_a_body_waits_for_memory_before_it_reads(
         for content in (b"{}", iter([b"{}"])):
             params = {"create": "true"} if path.endswith("imports") else {}
             params |= {"return": "1", "length": "1"} if "/videos/" in path else {}
+            params |= {"annotation": "a", "policy": "r/1"} if path.endswith("/values") else {}
             answer = live.http.request(
                 method, path, content=content, params=params, headers={"content-type": kind}
             )
@@ -580,6 +581,8 @@ def test_terms_know_every_route_that_takes_more_than_json(tmp_path: Path) -> Non
     settings = Settings(data=tmp_path)
     ingest = body_limits(settings, "POST", "/v1/datasets/d/trajectories")
     assert (ingest.limit, ingest.weight, ingest.held) == (settings.max_body, 1, None)
+    values = body_limits(settings, "POST", "/v1/datasets/d/annotations/values")
+    assert values.limit * values.weight == settings.max_body
     assert body_limits(settings, "POST", "/v1/datasets/d/imports").limit == settings.max_upload
     assert body_limits(settings, "PUT", "/v1/runs/r/policies/7").limit == settings.max_policy
     assert body_limits(settings, "PUT", "/v1/evaluations/e/videos/7").limit == settings.max_video

@@ -6,12 +6,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from server.fsck import main as fsck
 from server.maintenance.rebuild import rebuild
-from stepwell import Client
-from stepwell.errors import BadRequest, Conflict, NotFound, ServiceUnreachable
+from stepwell import Box, Client, Discrete, EnvSpec
+from stepwell.codec import CodecError
+from stepwell.errors import BadRequest, Conflict, NotFound, ServiceError, ServiceUnreachable
+from stepwell.messages import ARROW, PostAnnotations
+from stepwell.step_values import SCHEMA, decode
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=2, action=1)
@@ -64,8 +69,78 @@ def test_values_of_steps_are_a_table_of_sql(sent: tuple[Client, list[Any]]) -> N
     ).rows
     assert rows[0] == ("d", 0, "r/1", 0.0, 1.0, 0.0, 1.0)
     assert rows[2] == ("d", 2, "r/1", 2.0, 1.0, None, 1.0)
+    second = f"SELECT step, q FROM annotations WHERE trajectory = '{made[1].id}' ORDER BY step"
+    assert client.sql(second).rows == [(t, 1.0 + t) for t in range(5)]
     (shown,) = client.annotations("d")
     assert (shown.name, shown.policy, shown.trajectories, shown.steps) == ("critic", "r/1", 2, 8)
+
+
+def test_json_does_the_same(sent: tuple[Client, list[Any]]) -> None:
+    client, made = sent
+    body = PostAnnotations(name="critic", policy="r/1", trajectories=[values(made[2], 2)])
+    path = "/v1/datasets/d/annotations"
+    assert client.call("POST", path, body=body).json()["stored"] == 1
+    assert client.sql(MEANS).rows[1] == (made[2].id, 2.0, 4)
+
+
+def test_a_trajectory_of_a_million_steps(service: Any) -> None:
+    """More than a request of JSON holds, and than a row group."""
+    client = service.client(retry_for=0.0, timeout=240.0)
+    spec = EnvSpec.of(Box((1,)), Discrete(2))
+    client.create_dataset("long", spec)
+    steps = 1_000_000
+    client.add(
+        "long", obs=np.zeros((steps + 1, 1), np.float32), actions=np.zeros(steps, np.int64),
+        rewards=np.zeros(steps, np.float32), truncated=True,
+    )  # fmt: skip
+    id_ = client.sql("SELECT id FROM trajectories WHERE dataset = 'long'").one()
+    q = np.arange(steps, dtype=np.float32)
+    given = {"trajectory": id_, "q": q, **dict.fromkeys(("v", "advantage", "weight"), q)}
+    assert client.annotate("long", "critic", "r/1", [given]).stored == 1
+    query = "SELECT count(*), sum(q = step)::BIGINT, max(step), min(step) FROM annotations"
+    assert client.sql(query).rows == [(steps, steps, steps - 1, 0)]
+
+
+def stream(columns: dict[str, Any], **options: Any) -> bytes:
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, **options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+ROW = {f.name: pa.array(["x"] if f.name == "trajectory" else [[1.0]], f.type) for f in SCHEMA}
+FLOATS = SCHEMA.field("q").type
+BAD = {
+    "no stream": b"nothing",
+    "cut short": stream(ROW)[:-60],
+    "other columns": stream({"trajectory": ["x"]}),
+    "compressed": stream(ROW, options=pa.ipc.IpcWriteOptions(compression="zstd")),
+    "NaN": stream(ROW | {"q": pa.array([[float("nan")]], FLOATS)}),
+    "no list": stream(ROW | {"v": pa.array([None], FLOATS)}),
+    "no id": stream(ROW | {"trajectory": pa.array([None], pa.string())}),
+    "a long id": stream(ROW | {"trajectory": ["x" * 65]}),
+    "no rows": stream({name: column[:0] for name, column in ROW.items()}),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_stream_is_refused(what: str) -> None:
+    with pytest.raises(CodecError):
+        decode(BAD[what])
+
+
+def test_a_bad_request_is_refused(sent: tuple[Client, list[Any]]) -> None:
+    client, _ = sent
+    path, params = "/v1/datasets/d/annotations/values", {"annotation": "c", "policy": "r/1"}
+    kind = {"Content-Type": ARROW}
+    with pytest.raises(BadRequest) as error:
+        client.call("POST", path, params=params, content=BAD["NaN"], headers=kind)
+    assert error.value.code == "invalid_stream"
+    kind = {"Content-Type": "application/octet-stream"}
+    with pytest.raises(ServiceError) as wrong:
+        client.call("POST", path, params=params, content=b"{}", headers=kind)
+    assert wrong.value.status == 415
 
 
 def test_a_trajectory_is_annotated_once_under_a_name(sent: tuple[Client, list[Any]]) -> None:

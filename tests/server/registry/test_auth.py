@@ -209,6 +209,7 @@ ALLOWED: dict[str, str] = {
     "POST /v1/trajectories/{trajectory_id}/demote": "",
     "POST /v1/datasets/{name}/imports": "ingest own",
     "POST /v1/datasets/{name}/annotations": "train",
+    "POST /v1/datasets/{name}/annotations/values": "train",
     "GET /v1/datasets/{name}/annotations": READERS,
     "DELETE /v1/datasets/{name}/annotations": "",
     "GET /v1/jobs": COLLECTORS,
