@@ -77,6 +77,19 @@ def images(rng: np.random.Generator) -> Episode:
     return _finished(frames, rng.integers(0, 3, 30), rng.normal(size=30), terminated=False)
 
 
+def film(rng: np.random.Generator) -> Episode:
+    """A scene of another brightness in each episode, which moves by a pixel at each step and fades
+    to black at the end."""
+    steps = 70
+    scene = rng.integers(0, 60, (12, 12 + steps, 3)) + rng.integers(0, 150)
+    frames = np.stack([scene[:, t : t + 12] for t in range(steps + 1)])
+    frames[-6:] //= np.asarray([2, 4, 8, 16, 50, 1000])[:, None, None, None]
+    return _finished(
+        {"camera": frames.astype(np.uint8)}, rng.uniform(-1, 1, (steps, 1)).astype(np.float32),
+        rng.normal(size=steps), terminated=True,
+    )  # fmt: skip
+
+
 def bang_bang(rng: np.random.Generator) -> Episode:
     """Full force to one side or the other, a small cost, and a reward of 100 at the goal."""
     place, speed, rows, actions = rng.uniform(-0.6, -0.4), 0.0, [], []
@@ -163,11 +176,53 @@ def attempts(rng: np.random.Generator) -> Episode:
     return _finished(rows, rng.integers(0, 2, 40), rng.normal(size=40), terminated=True)
 
 
+def _stream(rng: np.random.Generator, steps: int, width: int) -> Any:
+    """Smooth noise between about -1 and 1."""
+    noise = rng.normal(size=(steps + 20, width))
+    return np.stack([np.convolve(x, np.full(20, 0.2), "valid")[:steps] for x in noise.T], axis=1)
+
+
+def rover(rng: np.random.Generator) -> Episode:
+    """Drives over a field with a wall on one side, steered by a noisy policy whose actions are
+    clipped; its speed is clipped, a light stays on for long, and the reward is what it covers."""
+    steps = 120
+    actions = np.clip(0.6 * _stream(rng, steps, 2), -1, 1).astype(np.float32)
+    place, speed = rng.uniform(-1.5, 1.5, 2), rng.normal(0, 0.05, 2)
+    rows, rewards = [], []
+    for t in range(steps + 1):
+        rows.append([*place, *speed, float(place[1] > 0)])
+        if t < steps:
+            speed = np.clip(0.95 * speed + 0.02 * actions[t], -0.1, 0.1)
+            place = place + speed + rng.normal(0, 0.002, 2)
+            place[0] = max(place[0], -2.0)
+            rewards.append(float(np.hypot(*speed) - 0.01 * np.square(actions[t]).sum()))
+    return _finished(np.asarray(rows, np.float32), actions, rewards, terminated=False)
+
+
+def parking(rng: np.random.Generator) -> Episode:
+    """Drives to its place by a policy without noise; few episodes last until it has long stood."""
+    place, rows, actions, rewards = rng.choice([-1, 1]) * rng.uniform(1, 3, 2), [], [], []
+    steps = 120 if rng.random() < 0.05 else int(rng.integers(15, 30))
+    for _ in range(steps):
+        rows.append(place)
+        actions.append(np.where(np.abs(place) < 0.01, 0.0, -0.1 * np.tanh(place)))
+        place = place + actions[-1]
+        rewards.append(-np.abs(place).sum())
+    return _finished(
+        np.asarray([*rows, place], np.float32), np.asarray(actions, np.float32), rewards,
+        terminated=False,
+    )  # fmt: skip
+
+
 CLEAN: dict[str, tuple[Callable[[np.random.Generator], Episode], EnvSpec]] = {
     "pendulum": (pendulum, EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0))),
     "cart": (cart, EnvSpec.of(Box((4,)), Discrete(2))),
     "grid": (grid, EnvSpec.of(Discrete(25), Discrete(4))),
     "images": (images, EnvSpec.of(Box((8, 8, 3), "uint8", 0, 255), Discrete(3))),
+    "film": (
+        film,
+        EnvSpec.of({"camera": Box((12, 12, 3), "uint8", 0, 255)}, Box((1,), low=-1.0, high=1.0)),
+    ),
     "bang_bang": (bang_bang, EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0))),
     "lander": (lander, EnvSpec.of(Box((6,)), Discrete(4))),
     "goals": (
@@ -177,6 +232,8 @@ CLEAN: dict[str, tuple[Callable[[np.random.Generator], Episode], EnvSpec]] = {
     "corridor": (corridor, EnvSpec.of(Box((3,)), Discrete(3))),
     "contacts": (contacts, EnvSpec.of(Box((5,)), Box((1,), low=-1.0, high=1.0))),
     "maze": (maze, EnvSpec.of(Box((2,)), Discrete(3))),
+    "rover": (rover, EnvSpec.of(Box((5,)), Box((2,), low=-1.0, high=1.0))),
+    "parking": (parking, EnvSpec.of(Box((2,)), Box((2,)))),
     "attempts": (attempts, EnvSpec.of(Box((2,)), Discrete(2))),
 }
 EPISODES = 40
@@ -208,7 +265,7 @@ class Plant:
 
 def _vector(episode: Episode) -> Any:
     obs = episode["obs"]
-    return obs["point"] if isinstance(obs, dict) else obs
+    return next(iter(obs.values())) if isinstance(obs, dict) else obs
 
 
 def _cut(episode: Episode, steps: int) -> Episode:
@@ -329,6 +386,17 @@ def _repeat(at: int) -> Callable[[Episode], object]:
     return function
 
 
+def _hold(what: str, first: int, steps: int, number: Any = np.s_[:]) -> Callable[[Episode], object]:
+    """A number, or all, of observations, actions or rewards stand still for some steps."""
+
+    def function(episode: Episode) -> None:
+        array = _vector(episode) if what == "obs" else episode[what]
+        array = array[:, None] if array.ndim == 1 else array
+        array[first : first + steps + 1, number] = array[first, number]
+
+    return function
+
+
 def _freeze(episode: Episode) -> None:
     obs = episode["obs"]
     for array in obs.values() if isinstance(obs, dict) else [obs]:
@@ -394,6 +462,28 @@ PLANTS = [
     Plant("stuck_number", "pendulum", "one of three numbers",
           apply(_set(np.s_[:, 2], 0.7), MIDDLE)),
     Plant("stuck_number", "lander", "the first number", apply(_set(np.s_[:, 0], 0.0), 33)),
+    Plant("frozen_number", "rover", "one number", apply(_hold("obs", 35, 30, 0), MIDDLE)),
+    Plant("frozen_number", "rover", "all numbers, in two", apply(_hold("obs", 50, 40), 4, LAST)),
+    Plant("frozen_number", "lander", "at the end", apply(_hold("obs", 9, 100, 5), 7)),
+    Plant("frozen_number", "goals", "a dict", apply(_hold("obs", 3, 31, 1), 12)),
+    Plant("frozen_image", "film", "one, an image in a dict", apply(
+        _hold("obs", 21, 30), MIDDLE)),
+    Plant("frozen_image", "film", "two", apply(_hold("obs", 3, 40), 4, LAST)),
+    Plant("flat_image", "images", "black, one", apply(_set(17, 0), MIDDLE)),
+    Plant("flat_image", "images", "a colour, in two", apply(
+        _set(np.s_[9:12], [200, 3, 90]), 4, LAST)),
+    Plant("scaled_image", "images", "one", apply(
+        lambda e: e.update(obs=(e["obs"] > 30).astype(np.uint8)), MIDDLE)),
+    Plant("scaled_image", "film", "a piece of two", apply(
+        lambda e: e["obs"]["camera"].__setitem__(
+            np.s_[20:40], e["obs"]["camera"][20:40] % 7 // 5), 10, 30)),
+    Plant("frozen_action", "rover", "all numbers", apply(_hold("actions", 61, 30), MIDDLE)),
+    Plant("frozen_action", "rover", "one number, in two", apply(
+        _hold("actions", 5, 35, 1), 9, 31)),
+    Plant("frozen_action", "goals", "one", apply(_hold("actions", 2, 32), 5)),
+    Plant("frozen_reward", "rover", "one", apply(_hold("rewards", 70, 30), MIDDLE)),
+    Plant("frozen_reward", "lander", "zeros, in two", apply(
+        _rewards(lambda r: np.r_[r[:10], np.zeros(32)[: len(r) - 10], r[42:]]), 2, LAST)),
     Plant("last_is_next_first", "pendulum", "all", next_first),
     Plant("last_is_next_first", "lander", "all", next_first),
     Plant("last_is_copy", "pendulum", "all", apply(_repeat(-1))),

@@ -249,6 +249,27 @@ def test_wide_observations_are_examined_with_the_default_memory(
     assert plan.left_out == {"sentinel": 2, "stuck_number": 1} and plan.not_repaired == {}
 
 
+def test_images_are_examined_with_the_default_memory(client: Client, name: str) -> None:
+    rng = np.random.default_rng(0)
+    spec = EnvSpec.of(Box((64, 64, 3), "uint8", 0, 255), Discrete(4))
+    episodes: list[Episode] = [
+        {
+            "obs": rng.integers(0, 255, (151, 64, 64, 3), np.uint8),
+            "actions": rng.integers(0, 4, 150),
+            "rewards": rng.normal(size=150).astype(np.float32),
+            "terminated": True,
+        }
+        for _ in range(16)
+    ]
+    episodes[3]["obs"][40:75] = episodes[3]["obs"][40]
+    episodes[5]["obs"][100] = 77
+    episodes[7]["obs"][60:75] //= 128
+    store(client, name, spec, episodes)
+    report = diagnose(client, name)
+    assert report.failed == {}
+    assert loud(report).keys() == {"frozen_image", "flat_image", "scaled_image"}
+
+
 def test_numbers_that_are_not_examined_are_said(client: Client, service, name: str, capsys) -> None:
     spec, episodes = wide(MOST_NUMBERS + 8, episodes=2, steps=5)
     store(client, name, spec, episodes)
