@@ -124,7 +124,8 @@ class Subject:
             else:
                 part = f"[{first + 1}:{last}]" if last - first < size_of(space) else ""
                 columns.append(f"({column}::double[]){part} as {quoted(f'_{key}')}")
-        columns = ["trajectory_id", "t", "is_last", "hash(obs) as o", "hash(action) as a", *columns]
+        head = ["trajectory_id", "t", "is_last", "reward", "hash(obs) as o", "hash(action) as a"]
+        columns = [*head, *columns]
         return f"(select {', '.join(columns)} from {self.steps})"
 
     def _slices(self) -> list[tuple[str, Space, int, int]]:

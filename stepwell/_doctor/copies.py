@@ -10,6 +10,9 @@ MOST_HASHES = 150_000
 LONG = 50
 """Steps after which they do not agree by chance where observations are few."""
 
+RARE = 0.1
+"""Of the trajectories, up to which a piece that is there twice is none of the task."""
+
 
 def _least(s: Subject) -> int:
     return START if s.has_floats() else LONG
@@ -87,10 +90,30 @@ where x.content <> y.content and not is_small
 group by copy"""
 
 
+def _repeated_piece(s: Subject) -> str | None:
+    # What is there four times or more is a place or a cycle, or stands still.
+    if not s.has_floats():
+        return None
+    return f"""with {hashed(s)},
+g as (
+  select trajectory_id as id, o, min(t) as first, max(t) as again from hashed
+  group by all having count(*) between 2 and 3),
+p as (
+  select id, again - first as later, min(first) as first, count(*) as n from g
+  group by all having count(*) >= {START} and max(first) - min(first) < 2 * count(*))
+select id, 'about ' || max(n) || ' steps from step ' || arg_max(first, n) || ' again at step '
+  || arg_max(first + later, n) as what from p
+where (select count(distinct id) from p)
+    <= greatest(1, {RARE} * (select count(distinct trajectory_id) from hashed))
+  and (select approx_count_distinct(o) > 0.7 * count(*) from hashed) group by id"""
+
+
 CHECKS = (
     Check("duplicate", "warning", "{n} with the content of another one ({what})", _duplicate),
     Check("content_leak", "error", "{n} for training with the content of an evaluation episode",
           _content_leak),
     Check("near_duplicate", "warning", "{n} sharing many steps with another one ({what})",
           _near_duplicate),
+    Check("repeated_piece", "warning", "{n} in which a piece of the episode is there twice "
+          "({what})", _repeated_piece),
 )  # fmt: skip

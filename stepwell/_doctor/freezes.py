@@ -15,6 +15,9 @@ USUALLY = 0.9
 """Of the steps, in which a number has to change for a piece without a change to be a defect."""
 FEW = 0.1
 """Of the trajectories, up to which standing still is a defect and not a habit of the data."""
+ABRUPT = 0.01
+"""The last change before a number stands still, in units of a usual one; what comes to rest has
+less."""
 TRANSITIONS = "t > 0 and not is_last"
 """A condition on steps that have looked back: see `Subject.over`."""
 MOST_ACTIONS = 32
@@ -28,7 +31,7 @@ def _frozen(s: Subject, numbers: Numbers, steps: str, meanwhile: str, where: str
     """Numbers that stand still for 30 steps, although they change nearly always, while `meanwhile`
     (SQL over `moved`, `acted`) is true. A least or greatest value that several trajectories reach
     is a bound, at which standing still is natural; so is, except at 0, a value at which several of
-    them stand still, such as that of a wall."""
+    them stand still, such as that of a wall. What comes to rest changes ever less before."""
     each = range(1, len(numbers) + 1)
     ends = ", ".join(f"min({x}) as l{i}, max({x}) as h{i}" for i, (_, x) in enumerate(numbers, 1))
     bounds = ", ".join(
@@ -38,26 +41,28 @@ def _frozen(s: Subject, numbers: Numbers, steps: str, meanwhile: str, where: str
     )
     least = ", ".join(f"min(l{i}) over () as low{i}, max(h{i}) over () as high{i}" for i in each)
     columns = ", ".join(
-        f"{x} as x{i}, {x} <> lag({x}) over {s.over} as d{i}" for i, (_, x) in enumerate(numbers, 1)
+        f"{x} as x{i}, abs({x} - lag({x}) over {s.over}) as d{i}"
+        for i, (_, x) in enumerate(numbers, 1)
     )
     block = ", ".join(
-        f"count(*) filter (d{i} or coalesce(x{i} in (low{i}, high{i}), false)) as c{i}, "
-        f"any_value(x{i}) as x{i}"
+        f"count(*) filter (d{i} > 0 or coalesce(x{i} in (low{i}, high{i}), false))::utinyint "
+        f"as c{i}, any_value(x{i}) as x{i}, (arg_max(d{i}, t) filter (d{i} > 0))::float as d{i}"
         for i in each
     )
     changed, shares = _list("c", each), ", ".join(f"sum(c{i}) / sum(rows)" for i in each)
-    whole = ", ".join(f"sum(c{i}) as c{i}" for i in each)
+    whole = ", ".join(f"sum(c{i})" for i in each)
+    sizes = ", ".join(f"approx_quantile(d{i}, 0.5)" for i in each)
     names = ", ".join(literal(name) for name, _ in numbers)
     return f"""with q as (
   select {bounds} from (
     select *, {least} from (select trajectory_id, {ends} from {steps} group by trajectory_id))),
-b as (
+b as materialized (
   select id, t // {BLOCK} as block, count(*) as rows, bool_or({meanwhile}) as lives, {block}
   from (select trajectory_id as id, t, o <> lag(o) over {s.over} as moved,
       a <> lag(a) over {s.over} as acted, is_last, {columns} from {steps}), q
   where {where} group by all),
-e as (select id, sum(rows) as rows, {whole} from b group by id),
-u as (select [{shares}] as usual from b),
+e as (select id, sum(rows) as total, [{whole}] as changed from b group by id),
+u as (select [{shares}] as usual, [{sizes}] as size from b),
 f as (
   select id, block, i, value from (
     select id, block, unnest(range(1, {len(numbers) + 1})) as i, unnest({changed}) as c,
@@ -69,9 +74,11 @@ p as (
     select *, lag(block) over (partition by id, i order by block) = block - 1 as follows from f)
   group by all having bool_or(follows)),
 w as (
-  select p.id, [{names}][i] as name, block from p join e using (id), u
-  where usual[i] > {USUALLY} and {changed}[i] > 0
-    and {changed}[i] >= {USUALLY} * (rows - {BLOCK} * (blocks + 2))
+  select p.id, [{names}][i] as name, p.block from p join e using (id)
+    join b on b.id = p.id and b.block = p.block - 2, u
+  where usual[i] > {USUALLY} and changed[i] > 0
+    and {_list("d", each)}[i] > {ABRUPT} * size[i]
+    and changed[i] >= {USUALLY} * (total - {BLOCK} * (blocks + 2))
     and (value = 0 or (select count(*) from p o where o.i = p.i and o.value = p.value) = 1))
 select id, arg_min(name, block) || ' near step ' || {BLOCK} * (min(block) - 1) as what from w
 where (select count(distinct id) from w)

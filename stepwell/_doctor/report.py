@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepwell._doctor import (
+    baselines,
     copies,
     freezes,
     images,
+    pieces,
     rewards,
     step_changes,
     trajectory_checks,
@@ -26,10 +28,12 @@ CHECKS = (
     *trajectory_checks.CHECKS,
     *copies.CHECKS,
     *step_changes.CHECKS,
+    *pieces.CHECKS,
     *freezes.CHECKS,
     *values.CHECKS,
     *images.CHECKS,
     *rewards.CHECKS,
+    *baselines.CHECKS,
 )
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 EXAMPLES = 5

@@ -200,14 +200,15 @@ def rover(rng: np.random.Generator) -> Episode:
 
 
 def parking(rng: np.random.Generator) -> Episode:
-    """Drives to its place by a policy without noise; few episodes last until it has long stood."""
-    place, rows, actions, rewards = rng.choice([-1, 1]) * rng.uniform(1, 3, 2), [], [], []
-    steps = 120 if rng.random() < 0.05 else int(rng.integers(15, 30))
+    """Comes to rest by a policy without noise; few episodes last until it has."""
+    place, goal = rng.uniform(1, 3, (2, 2)).astype(np.float32)
+    rows, actions, rewards = [], [], []
+    steps = 70 if rng.random() < 0.04 else int(rng.integers(15, 25))
     for _ in range(steps):
         rows.append(place)
-        actions.append(np.where(np.abs(place) < 0.01, 0.0, -0.1 * np.tanh(place)))
+        actions.append(np.float32([-0.1, -0.4]) * np.tanh(place - goal))
         place = place + actions[-1]
-        rewards.append(-np.abs(place).sum())
+        rewards.append(-np.abs(place - goal).sum())
     return _finished(
         np.asarray([*rows, place], np.float32), np.asarray(actions, np.float32), rewards,
         terminated=False,
@@ -347,6 +348,38 @@ def borrow(target: int, source: int) -> Callable[[list[Episode]], Wrong]:
     return change
 
 
+def again(first: int, last: int, *wrong: int) -> Callable[[list[Episode]], Wrong]:
+    """A piece of an episode is there a second time, right after it."""
+
+    def change(episodes: list[Episode]) -> Wrong:
+        for i in wrong:
+            arrays = [_vector(episodes[i]), episodes[i]["actions"], episodes[i]["rewards"]]
+            for array in arrays:
+                array[last : 2 * last - first] = array[first:last]
+        return list(wrong)
+
+    return change
+
+
+def _pieces(order: Callable[[Any], Any]) -> Callable[[Episode], object]:
+    """Observations, actions and rewards in another order; the last observation stays."""
+
+    def change(episode: Episode) -> None:
+        rows = order(np.arange(len(episode["rewards"])))
+        for array in (_vector(episode), episode["actions"], episode["rewards"]):
+            array[: len(rows)] = array[rows]
+
+    return change
+
+
+def _backwards(first: int, last: int) -> Callable[[Episode], object]:
+    return _pieces(lambda r: np.r_[r[:first], r[first:last][::-1], r[last:]])
+
+
+def _exchanged(first: int, middle: int, last: int) -> Callable[[Episode], object]:
+    return _pieces(lambda r: np.r_[r[:first], r[middle:last], r[first:middle], r[last:]])
+
+
 def shorten(steps: int, *wrong: int) -> Callable[[list[Episode]], Wrong]:
     def change(episodes: list[Episode]) -> Wrong:
         for i in wrong:
@@ -442,6 +475,14 @@ PLANTS = [
     Plant("near_duplicate", "pendulum", "one", copy(MIDDLE, 10, 15)),
     Plant("near_duplicate", "cart", "discrete actions", copy(LAST, 8, 11)),
     Plant("near_duplicate", "pendulum", "most steps, shifted by three", borrow(MIDDLE, 10)),
+    Plant("repeated_piece", "rover", "one", again(40, 61, MIDDLE)),
+    Plant("repeated_piece", "goals", "a dict, two", again(3, 15, 4, LAST)),
+    Plant("repeated_piece", "film", "images", again(20, 40, 11)),
+    Plant("reordered_piece", "rover", "backwards", apply(_backwards(40, 61), MIDDLE)),
+    Plant("reordered_piece", "lander", "backwards", apply(_backwards(5, 25), LAST)),
+    Plant("reordered_piece", "rover", "exchanged", apply(_exchanged(30, 50, 80), 9)),
+    Plant("reordered_piece", "contacts", "exchanged", apply(_exchanged(6, 18, 30), 12)),
+    Plant("reordered_piece", "goals", "backwards, a dict", apply(_backwards(8, 30), 8)),
     Plant("content_leak", "lander", "one", copy(MIDDLE, 2)),
     Plant("content_leak", "images", "images", copy(LAST, 0)),
     Plant("seed_leak", "pendulum", "one", each(MIDDLE, seed=1001)),
@@ -504,12 +545,25 @@ PLANTS = [
     Plant("constant_action", "goals", "two", apply(_act(0.0), 6, 36)),
     Plant("unused_action", "lander", "one of four", apply(
         lambda e: e.update(actions=e["actions"] % 3), whole=True)),
+    Plant("missing_rewards", "rover", "one", apply(_rewards(np.zeros_like), MIDDLE)),
+    Plant("missing_rewards", "cart", "two, elsewhere always 1", apply(
+        _rewards(np.zeros_like), 4, LAST)),
     Plant("zero_rewards", "lander", "all", apply(_rewards(np.zeros_like), whole=True)),
     Plant("reward_outlier", "pendulum", "one", apply(_rewards(_at(5, 5000.0)), MIDDLE)),
     Plant("reward_outlier", "images", "the last", apply(_rewards(_at(3, -900.0)), LAST)),
     Plant("reward_scale", "pendulum", "a tenth", apply(
         _rewards(lambda r: 100 * r), 8, 18, 28, 38)),
     Plant("reward_sign", "pendulum", "two", apply(_rewards(np.negative), 10, 30)),
+    Plant("reward_baseline", "rover", "one, half of the range higher", apply(
+        _rewards(lambda r: r + 0.07), MIDDLE)),
+    Plant("reward_baseline", "pendulum", "one, half of the range lower", apply(
+        _rewards(lambda r: r - 6.5), LAST)),
+    Plant("reward_baseline", "rover", "a fourth, by the range", apply(
+        _rewards(lambda r: r - 0.15), *range(4, 14))),
+    Plant("reward_baseline", "cart", "one, elsewhere always 1", apply(
+        _rewards(lambda r: r - 0.5), MIDDLE)),
+    Plant("reward_baseline", "images", "two, by the range", apply(
+        _rewards(lambda r: r + 8), 10, 11)),
     Plant("last_reward_missing", "pendulum", "all", apply(
         _rewards(lambda r: np.append(r[1:], 0.0)))),
     Plant("first_reward_missing", "goals", "all", apply(
