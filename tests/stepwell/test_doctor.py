@@ -329,6 +329,26 @@ def test_a_rare_success_is_no_outlier(client: Client, name: str, successes: int)
     assert report.failed == {} and loud(report) == {}
 
 
+def test_a_cycle_is_no_repeated_piece(client: Client, name: str) -> None:
+    episodes = make("rover")
+    episodes[20]["obs"][20:84] = np.tile(episodes[20]["obs"][20:36], (4, 1))
+    store(client, name, CLEAN["rover"][1], episodes)
+    only = tuple(check for check in CHECKS if check.kind == "repeated_piece")
+    assert diagnose(client, name, checks=only).findings == []
+
+
+def test_an_episode_that_fails_has_no_other_baseline(client: Client, name: str) -> None:
+    """Its rewards are 0, as one is in each other episode."""
+    episodes = make("cart")
+    for episode in episodes:
+        episode["rewards"][-1] = 0.0
+    episodes[20]["rewards"][:] = 0.0
+    store(client, name, CLEAN["cart"][1], episodes)
+    only = tuple(check for check in CHECKS if check.kind == "reward_baseline")
+    report = diagnose(client, name, checks=only)
+    assert report.failed == {} and report.findings == []
+
+
 @pytest.mark.parametrize("repair", [False, True])
 def test_a_check_that_could_not_be_made_is_no_clean_bill(
     client: Client, service, name: str, capsys, monkeypatch: pytest.MonkeyPatch, repair: bool
