@@ -17,7 +17,8 @@ from stepwell._doctor.check import MOST_NUMBERS, Check, Subject
 from stepwell.cli import main
 from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose, plan_repair
 from stepwell.errors import BadRequest, InvalidData, NotFound
-from tests.stepwell.doctor_corpus import CLEAN, PLANTS, Episode, Plant, make
+from tests.stepwell.doctor_clean import CLEAN, Episode, make
+from tests.stepwell.doctor_corpus import PLANTS, Plant
 
 pytestmark = pytest.mark.timeout(600)
 
