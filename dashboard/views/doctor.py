@@ -7,9 +7,11 @@ from typing import Any
 import streamlit as st
 
 from dashboard import api, components, formatting
+from stepwell.messages import split_version
 
 REPORT = "_doctor_report"
 PLAN = "_doctor_plan"
+WHOLE = "the whole dataset"
 MARKS = {
     "error": (":material/error:", "red"),
     "warning": (":material/warning:", "orange"),
@@ -29,22 +31,31 @@ def show() -> None:
         if st.session_state.get("dataset") not in names:
             st.session_state.pop("dataset", None)
         name = str(st.selectbox("Dataset", names, key="dataset", bind="query-params"))
+        versions = [version.name for version in api.versions(name)]
+        if st.session_state.get("version") not in versions:
+            st.session_state.pop("version", None)
+        version = st.selectbox(
+            "Version", [None, *versions], key="version", bind="query-params",
+            format_func=lambda v: v or WHOLE, placeholder=WHOLE,
+        )  # fmt: skip
+        examined = f"{name}@{version}" if version else name
         go = st.button("Check", type="primary", icon=":material/stethoscope:", key="check")
     if go:
-        _check(name)
+        _check(examined)
     report = st.session_state.get(REPORT)
-    if report is None or report.dataset != name:
+    if report is None or report.dataset != examined:
         st.caption("A few dozen queries: seconds for small datasets, minutes for large ones.")
-        components.commands(f"stepwell doctor {name}")
+        components.commands(f"stepwell doctor {examined}")
         return
     _draw(report)
 
 
-def _check(name: str) -> None:
+def _check(examined: str) -> None:
+    """`examined`: a dataset, or a version of one, such as "hopper@v3"."""
     bar = st.progress(0.0, "asking")
     st.session_state.pop(PLAN, None)
     st.session_state[REPORT] = api.diagnose(
-        name, lambda done, total, what: bar.progress(done / total, what.replace("_", " "))
+        examined, lambda done, total, what: bar.progress(done / total, what.replace("_", " "))
     )
     bar.empty()
 
@@ -63,7 +74,7 @@ def _draw(report: Any) -> None:
     if not report.findings and not report.failed:
         st.success("Nothing found.", icon=":material/check_circle:")
     for finding in report.findings:
-        _finding(report.dataset, finding)
+        _finding(split_version(report.dataset)[0], finding)
     for kind, why in report.failed.items():
         st.warning(f"{kind} was not checked: {why}")
     if report.failed and not report.findings:
@@ -100,7 +111,7 @@ def _repair(report: Any) -> None:
             st.warning(f"{kind}: {why}")
         name = st.text_input("Name of the version", "clean", key="repair_name")
         if st.button("Make a version without these", type="primary", key="repair_go"):
-            made = f"version {report.dataset}@{name} made"
+            made = f"version {split_version(report.dataset)[0]}@{name} made"
             components.attempt(lambda: api.make_version(plan_made, name), made)
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell._doctor.check import Query, Subject
+from stepwell._doctor.check import Query, Subject, images
 from stepwell.client import Client
 from stepwell.errors import BadRequest
 from stepwell.messages import split_version
@@ -108,13 +108,19 @@ def _try(client: Client, query_of: Query, subject: Subject) -> Answer | BadReque
         return None
     reads_steps = subject.steps_table in query
     query = subject.scoped(query)
-    try:
-        result = client.sql(query, dataset=subject.name, limit=MOST_ROWS, timeout=SECONDS)
-    except BadRequest as error:
-        if not reads_steps or not re.search("(?i)memory", str(error)):
-            raise
-        return error
-    return Answer(query, subject, result.rows)
+    # A worker that has read images keeps some of their memory, until it runs out of it: the same
+    # query may succeed a second time.
+    for retry in (True, False):
+        try:
+            result = client.sql(query, dataset=subject.name, limit=MOST_ROWS, timeout=SECONDS)
+        except BadRequest as error:
+            if not reads_steps or not re.search("(?i)memory", str(error)):
+                raise
+            if not (retry and images(subject)):
+                return error
+        else:
+            return Answer(query, subject, result.rows)
+    raise AssertionError("the second time returns")
 
 
 def _quarters(s: Subject, error: BadRequest) -> list[Subject]:

@@ -86,7 +86,8 @@ class Subject:
     @property
     def over(self) -> str:
         """The window of a trajectory's steps. Values of its first row are not to be used: in
-        ordered steps they look back to the last row of another trajectory."""
+        ordered steps they look back to the last row of another trajectory. It is over all of
+        `steps`: after a further filter DuckDB's `lag over ()` returned values of wrong rows."""
         return "()" if self.ordered else "(partition by trajectory_id order by t)"
 
     def vectors(self) -> list[tuple[str, Space, int]]:
@@ -112,8 +113,9 @@ class Subject:
 
     @property
     def numbered(self) -> str:
-        """A FROM item: the steps that are read, with columns for the numbers. Of vectors these are
-        short: to read an element takes time and memory for all of its vector."""
+        """A FROM item: the steps that are read, with columns for the numbers, and o and a, the
+        hashes of observation and action. Of vectors the columns are short: to read an element takes
+        time and memory for all of its vector. A query looks back at a hash, not at images."""
         columns = []
         for key, space, first, last in self._slices():
             column = f"obs.{quoted(key)}"
@@ -122,7 +124,9 @@ class Subject:
             else:
                 part = f"[{first + 1}:{last}]" if last - first < size_of(space) else ""
                 columns.append(f"({column}::double[]){part} as {quoted(f'_{key}')}")
-        return f"(select trajectory_id, t, is_last, obs, {', '.join(columns)} from {self.steps})"
+        head = ["trajectory_id", "t", "is_last", "reward", "hash(obs) as o", "hash(action) as a"]
+        columns = [*head, *columns]
+        return f"(select {', '.join(columns)} from {self.steps})"
 
     def _slices(self) -> list[tuple[str, Space, int, int]]:
         """(key, space, from, to): which elements of a vector are read."""
@@ -174,8 +178,18 @@ def changes(s: Subject) -> str:
         for i, (_, sql) in enumerate(s.numbers(), 1)
     )
     return f"""(select * from (
-  select trajectory_id as id, t, is_last, hash(obs) <> lag(hash(obs)) over {s.over} as changed,
+  select trajectory_id as id, t, is_last, o <> lag(o) over {s.over} as changed,
     {columns} from {s.numbered}) where t > 0)"""
+
+
+def hashed(s: Subject, steps: str = "") -> str:
+    """A common table: the steps with o, a and r, the hashes of observation, action and reward.
+    Images are read once, for which a query has just enough memory; of other data there may be too
+    many steps to keep their hashes."""
+    kept = "materialized" if images(s) else "not materialized"
+    return f"""hashed as {kept} (
+  select trajectory_id, t, is_last, hash(obs) as o, hash(action) as a, hash(reward) as r
+  from {steps or s.steps})"""
 
 
 def each_number(s: Subject) -> str:
@@ -223,6 +237,11 @@ def named(conditions: list[tuple[str, str]]) -> str:
 def is_blob(space: Space) -> bool:
     """Whether SQL has it as raw bytes."""
     return space.dtype == "uint8" and space.shape != ()
+
+
+def images(s: Subject) -> list[tuple[str, Space]]:
+    """(key, space) of what an observation has as raw bytes."""
+    return [(k, space) for k, space in s.spec.observations.items() if is_blob(space)]
 
 
 def size_of(space: Space) -> int:

@@ -6,7 +6,17 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stepwell._doctor import copies, rewards, step_changes, trajectory_checks, values
+from stepwell._doctor import (
+    baselines,
+    copies,
+    freezes,
+    images,
+    pieces,
+    rewards,
+    step_changes,
+    trajectory_checks,
+    values,
+)
 from stepwell._doctor.asking import MOST_STEPS, Answer, ask, subject_of
 from stepwell._doctor.check import LEAVE_OUT, Check, Severity, Subject, size_of
 from stepwell._plural import pluralize
@@ -18,8 +28,12 @@ CHECKS = (
     *trajectory_checks.CHECKS,
     *copies.CHECKS,
     *step_changes.CHECKS,
+    *pieces.CHECKS,
+    *freezes.CHECKS,
     *values.CHECKS,
+    *images.CHECKS,
     *rewards.CHECKS,
+    *baselines.CHECKS,
 )
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 EXAMPLES = 5

@@ -7,10 +7,24 @@ from stepwell._doctor.check import Check, Subject
 FEW = 10
 """Different rewards, up to which they are choices of the task and none is an outlier."""
 
+EPISODE = 10
+"""Steps below which an episode without rewards may have ended too early for one."""
+DENSE = 0.9
+"""Of the steps, and of the trajectories, that have to have a reward for one to be missing."""
+
 
 def _zero_rewards(s: Subject) -> str:
     return f"""select null as id, '' as what from {s.steps}
 where not is_last having count(*) > 0 and max(abs(reward)) = 0"""
+
+
+def _missing_rewards(s: Subject) -> str:
+    return f"""with e as (
+  select trajectory_id as id, count(*) as n, avg((reward <> 0)::int) as share from {s.steps}
+  where not is_last group by all)
+select id, n || ' steps' as what from e where share = 0 and n >= {EPISODE}
+  and (select count(*) filter (share > {DENSE}) > {DENSE} * (count(*) - 1) and count(*) >= 5
+    from e)"""
 
 
 def _reward_outlier(s: Subject) -> str:
@@ -73,6 +87,8 @@ where dense > 0.98 and missing > 0.95"""
 
 SHIFTED = "shift the rewards by one step where the data is made, and import it again"
 CHECKS = (
+    Check("missing_rewards", "warning", "{n} with rewards that are all 0 ({what}), elsewhere "
+          "hardly any is", _missing_rewards),
     Check("zero_rewards", "warning", "all rewards are 0", _zero_rewards,
           "relabel the rewards before training on it"),
     Check("reward_outlier", "warning", "{n} with rewards far beyond all others ({what})",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell._doctor.check import Check, Subject, changes, named
+from stepwell._doctor.check import Check, Subject, changes, hashed, named
 from stepwell._sql import literal, quoted
 
 EPISODE = 20
@@ -108,9 +108,9 @@ select id, '' as what from n where last = following
 
 
 def _pairs(s: Subject) -> str:
-    return f"""with p as not materialized (
-  select trajectory_id as id, t, is_last, hash(obs) = lag(hash(obs)) over {s.over} as same
-  from {s.steps})"""
+    return f"""with {hashed(s)},
+p as not materialized (
+  select trajectory_id as id, t, is_last, o = lag(o) over {s.over} as same from hashed)"""
 
 
 def _last_is_copy(s: Subject) -> str | None:
@@ -128,7 +128,7 @@ def _repeated_observation(s: Subject) -> str | None:
     return f"""{_pairs(s)}
 select id, 'step ' || min(t) as what from p
 where same and not is_last and (select avg(same::int) from p where t > 0 and not is_last) < 0.005
-  and (select approx_count_distinct(hash(obs)) > 0.7 * count(*) from {s.steps})
+  and (select approx_count_distinct(o) > 0.7 * count(*) from hashed)
   and t > 0 group by id"""
 
 

@@ -58,17 +58,6 @@ select null as id, 'from ' || min(spread) || ' to ' || max(spread) as what from 
 where spread > 0 having max(spread) > 1e6 * min(spread)"""
 
 
-def _dark_image(s: Subject) -> str | None:
-    images = [key for key, space in s.spec.observations.items() if is_blob(space)]
-    if not images:
-        return None
-    bright = " or ".join(
-        f"not regexp_full_match(hex(obs.{quoted(key)}), '(0[01])+')" for key in images
-    )
-    return f"""select null as id, 'bytes of 0 and 1' as what from {s.steps}
-where t = 0 having count(*) > 0 and not bool_or({bright})"""
-
-
 def _nan_info(s: Subject) -> str | None:
     floats = [
         (key, space)
@@ -174,8 +163,6 @@ CHECKS = (
           "nothing; an agent learns nothing from them"),
     Check("units", "note", "spreads of the numbers differ by more than a million: {what}", _units,
           "nothing, if inputs are normalised; very small ones are only centred"),
-    Check("dark_image", "warning", "images have {what}: were they scaled to 0 … 1 before?",
-          _dark_image, "multiply by 255 where the data is made, and import it again"),
     Check("nan_info", "note", "{n} with infos that are not finite ({what})", _nan_info, "nothing"),
     Check("action_outside", "error", "{n} with actions outside of their space ({what})", _outside),
     Check("constant_action", "warning", "{n} repeating one action from begin to end ({what})",

@@ -891,6 +891,42 @@ def test_the_doctor_says_what_was_not_checked_and_not_that_nothing_was_found(
     assert "Nothing found" not in texts(drawn) and not drawn.success
 
 
+def test_the_doctor_examines_and_repairs_a_version(
+    service, client: Client, name: str, page: Page
+) -> None:
+    client.create_dataset(name, EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0"))
+    ids = [
+        client.add(
+            name, obs=np.random.default_rng(seed).normal(size=(4, 1)).astype(np.float32),
+            actions=np.asarray([0, 1, 0]), rewards=np.ones(3, np.float32),
+            terminated=seed > 1, truncated=False, env="Toy-v0",
+        ).id
+        for seed in range(4)
+    ]  # fmt: skip
+    client.create_version(name, "v1", where=f"id <> '{ids[0]}'")
+    drawn = page("doctor", service.url, dataset=name)
+    check(drawn)
+    assert drawn.selectbox(key="version").value is None
+    drawn.button(key="check").click().run()
+    assert "2 trajectories neither terminated" in texts(drawn)
+    drawn.selectbox(key="version").set_value("v1").run()
+    check(drawn)
+    assert f"stepwell doctor {name}@v1" in texts(drawn), "the report is not that of the version"
+    drawn.button(key="check").click().run()
+    check(drawn)
+    assert "1 trajectory neither terminated" in texts(drawn)
+    open_folders(drawn)
+    drawn.multiselect(key="repair_kinds").set_value(["open_end"]).run()
+    drawn.button(key="repair_preview").click().run()
+    drawn.button(key="repair_go").click().run()
+    check(drawn)
+    assert drawn.toast[0].value == f"version {name}@clean made"
+    made = client.version(f"{name}@clean")
+    assert made.parent == f"{name}@v1" and made.statistics.trajectories == 2
+    again = page("doctor", service.url, dataset=name, version="v1")
+    assert again.selectbox(key="version").value == "v1"
+
+
 def test_the_doctor_shows_what_it_found_with_its_sql(
     service, client: Client, name: str, page: Page
 ) -> None:

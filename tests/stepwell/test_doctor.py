@@ -17,7 +17,8 @@ from stepwell._doctor.check import MOST_NUMBERS, Check, Subject
 from stepwell.cli import main
 from stepwell.doctor import CHECKS, SEVERITIES, Report, diagnose, plan_repair
 from stepwell.errors import BadRequest, InvalidData, NotFound
-from tests.stepwell.doctor_corpus import CLEAN, PLANTS, Episode, Plant, make
+from tests.stepwell.doctor_clean import CLEAN, Episode, make
+from tests.stepwell.doctor_corpus import PLANTS, Plant
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -249,6 +250,27 @@ def test_wide_observations_are_examined_with_the_default_memory(
     assert plan.left_out == {"sentinel": 2, "stuck_number": 1} and plan.not_repaired == {}
 
 
+def test_images_are_examined_with_the_default_memory(client: Client, name: str) -> None:
+    rng = np.random.default_rng(0)
+    spec = EnvSpec.of(Box((64, 64, 3), "uint8", 0, 255), Discrete(4))
+    episodes: list[Episode] = [
+        {
+            "obs": rng.integers(0, 255, (151, 64, 64, 3), np.uint8),
+            "actions": rng.integers(0, 4, 150),
+            "rewards": rng.normal(size=150).astype(np.float32),
+            "terminated": True,
+        }
+        for _ in range(16)
+    ]
+    episodes[3]["obs"][40:75] = episodes[3]["obs"][40]
+    episodes[5]["obs"][100] = 77
+    episodes[7]["obs"][60:75] //= 128
+    store(client, name, spec, episodes)
+    report = diagnose(client, name)
+    assert report.failed == {}
+    assert loud(report).keys() == {"frozen_image", "flat_image", "scaled_image"}
+
+
 def test_numbers_that_are_not_examined_are_said(client: Client, service, name: str, capsys) -> None:
     spec, episodes = wide(MOST_NUMBERS + 8, episodes=2, steps=5)
     store(client, name, spec, episodes)
@@ -306,6 +328,26 @@ def test_a_rare_success_is_no_outlier(client: Client, name: str, successes: int)
     store(client, name, CLEAN["cart"][1], episodes)
     report = diagnose(client, name)
     assert report.failed == {} and loud(report) == {}
+
+
+def test_a_cycle_is_no_repeated_piece(client: Client, name: str) -> None:
+    episodes = make("rover")
+    episodes[20]["obs"][20:84] = np.tile(episodes[20]["obs"][20:36], (4, 1))
+    store(client, name, CLEAN["rover"][1], episodes)
+    only = tuple(check for check in CHECKS if check.kind == "repeated_piece")
+    assert diagnose(client, name, checks=only).findings == []
+
+
+def test_an_episode_that_fails_has_no_other_baseline(client: Client, name: str) -> None:
+    """Its rewards are 0, as one is in each other episode."""
+    episodes = make("cart")
+    for episode in episodes:
+        episode["rewards"][-1] = 0.0
+    episodes[20]["rewards"][:] = 0.0
+    store(client, name, CLEAN["cart"][1], episodes)
+    only = tuple(check for check in CHECKS if check.kind == "reward_baseline")
+    report = diagnose(client, name, checks=only)
+    assert report.failed == {} and report.findings == []
 
 
 @pytest.mark.parametrize("repair", [False, True])
