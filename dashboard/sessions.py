@@ -93,6 +93,8 @@ def _hash(text: str) -> str:
 
 
 async def _sign_in(request: Request) -> Response:
+    if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return Response(status_code=403)  # another site would sign its visitors in as somebody
     body = b""
     async for part in request.stream():
         body += part

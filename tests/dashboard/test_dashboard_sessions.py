@@ -69,7 +69,9 @@ def test_the_route_gives_a_cookie_that_no_script_reads() -> None:
     assert browser.post(sessions.PATH, content="wrong").status_code == 403
     assert browser.post(sessions.PATH, content="x" * 1000).status_code == 413
     assert browser.get(sessions.PATH).status_code == 405
-    done = browser.post(sessions.PATH, content=ticket)
+    elsewhere = {"Sec-Fetch-Site": "cross-site"}
+    assert browser.post(sessions.PATH, content=ticket, headers=elsewhere).status_code == 403
+    done = browser.post(sessions.PATH, content=ticket, headers={"Sec-Fetch-Site": "same-origin"})
     assert done.status_code == 204
     said = done.headers["set-cookie"].lower()
     assert "httponly" in said and "samesite=strict" in said and "secure" not in said
