@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import yaml
@@ -28,7 +29,6 @@ MAX_PATTERN = 512
 HEADER = re.compile(
     rb"\A\xef?\xbb?\xbf?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE
 )
-PARTS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 Splits = dict[str, list[str]]
 
 
@@ -132,26 +132,22 @@ def _splits(given: Any, prefix: str, files: list[str]) -> Splits:
     found: Splits = {}
     for split, paths in pairs:
         patterns = paths if isinstance(paths, list) else [paths]
-        matched = [_pattern(prefix, one) for one in patterns]
-        if names := [f for f in files if any(one.fullmatch(f) for one in matched)]:
+        matched = [_inside(one).rstrip("/").split("/") for one in patterns]
+        below = {f: f.removeprefix(prefix).split("/") for f in files if f.startswith(prefix)}
+        if names := [f for f, name in below.items() if any(_matches(one, name) for one in matched)]:
             found[str(split)[:128]] = sorted({*found.get(str(split)[:128], ()), *names})
     return found
 
 
-def _pattern(prefix: str, path: Any) -> re.Pattern[str]:
-    path = _inside(path).rstrip("/")
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]/]+\])", path)
-    return re.compile(re.escape(prefix) + "".join(map(_part, parts)))
-
-
-def _part(text: str) -> str:
-    if text.startswith("[") and text.endswith("]") and len(text) > 2:
-        inner = text[1:-1]
-        negated = inner.startswith("!")
-        # Of a class only "-" has a meaning.
-        chosen = re.sub(r"([\\^\[\]&~|])", r"\\\1", inner[negated:])
-        return f"[{'^/' * negated}{chosen}]"
-    return PARTS.get(text, re.escape(text))
+def _matches(pattern: list[str], name: list[str]) -> bool:
+    """Part by part between slashes; `**` stands for any number of folders, and for all below."""
+    reached = {0}  # how many parts of the name are matched
+    for part in pattern:
+        if part == "**":
+            reached = {at for start in reached for at in range(start, len(name) + 1)}
+        else:
+            reached = {at + 1 for at in reached if at < len(name) and fnmatchcase(name[at], part)}
+    return len(name) in reached
 
 
 def _inside(path: Any) -> str:

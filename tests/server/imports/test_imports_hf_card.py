@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from server.imports import parquet
+from server.imports.hf_card import _matches
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
 from stepwell._folders import files_of, zipped
 
@@ -124,6 +125,13 @@ def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
         read(folder)
     with pytest.raises(ImportRefused, match="not one below its folder"):
         read(write(tmp_path, card("- data_dir: ../x\n  data_files: b.parquet\n")))
+
+
+@pytest.mark.parametrize("pattern", ["**/" * 150 + "x", "*a" * 200 + "b"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    """Each of these takes a backtracking search longer than the universe has existed."""
+    name = ["a"] * 30 + ["a" * 200]
+    assert not _matches(pattern.split("/"), name)
 
 
 def test_patterns_without_files_are_refused(tmp_path: Path) -> None:
