@@ -7,7 +7,6 @@ from typing import Any
 import streamlit as st
 
 from dashboard import api, components, formatting
-from stepwell.messages import split_version
 
 REPORT = "_doctor_report"
 PLAN = "_doctor_plan"
@@ -74,7 +73,7 @@ def _draw(report: Any) -> None:
     if not report.findings and not report.failed:
         st.success("Nothing found.", icon=":material/check_circle:")
     for finding in report.findings:
-        _finding(split_version(report.dataset)[0], finding)
+        _finding(report.dataset.partition("@")[0], finding)
     for kind, why in report.failed.items():
         st.warning(f"{kind} was not checked: {why}")
     if report.failed and not report.findings:
@@ -111,7 +110,7 @@ def _repair(report: Any) -> None:
             st.warning(f"{kind}: {why}")
         name = st.text_input("Name of the version", "clean", key="repair_name")
         if st.button("Make a version without these", type="primary", key="repair_go"):
-            made = f"version {split_version(report.dataset)[0]}@{name} made"
+            made = f"version {report.dataset.partition('@')[0]}@{name} made"
             components.attempt(lambda: api.make_version(plan_made, name), made)
 
 

@@ -251,7 +251,7 @@ def test_runs_are_filtered_by_settings_and_metrics(
     drawn = page("runs", service.url, where="agent.lr = 7.125")
     check(drawn)
     assert drawn.info[0].value == "No run matches these filters."
-    for wrong, said in (("agent.lr", "cannot read"), ("lr = 0.1", "example agent.lr")):
+    for wrong, said in (("agent.lr", "cannot read"), ("x.lr = 0.1", "agent.lr")):
         drawn.text_input(key="where").set_value(wrong).run()
         assert [e.message for e in drawn.exception] == []
         assert said in drawn.error[0].value
