@@ -152,6 +152,8 @@ def _training(recipe: str, args: Mapping[str, Any], found: FoundProgram) -> str:
     earlier, where = _on_these(_trained(recipe), found.hosts)
     described = found.program.recipes.get(recipe)
     asked = args.get("updates")
+    if not asked and described is not None and described.values.get("derive", "off") == "off":
+        asked = described.values.get("updates")  # as the form shows it; else the data decide
     if earlier:
         speed = statistics.median(rate for _, rate, _ in earlier)
         updates = float(asked or statistics.median(total for _, _, total in earlier))

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from stepwell._settings import flatten
 from stepwell.confidence_intervals import (
     Interval,
     bootstrap_grouped_iqm,
@@ -32,6 +33,8 @@ NAMES = (
 """Parts of a run's config in which two training seeds of one experiment may differ."""
 DATA = ("dataset",)
 """Parts of a config in which runs of one experiment in several environments differ, too."""
+FOLLOWS = ("default", "recipe ", "derived")
+"""Origins of settings that nobody chose one by one."""
 Pick = Literal["newest", "best"]
 
 
@@ -122,34 +125,44 @@ def score_table(
 ) -> list[ScoreRow]:
     """Policies by environments, by their mean rank; then references, D4RL's among them.
 
-    An experiment that is repeated on the data of other environments is one row, too: configs that
-    differ in their dataset. Only if it learned from two datasets for one environment, each dataset
-    has a row of its own. For the arguments see `leaderboard`.
+    An experiment that is repeated on the data of other environments is one row, too, called after
+    its recipe: the same recipe and settings beside it, whatever else was derived from the data.
+    Where these are two experiments in one environment, as on two of its datasets, each has a row of
+    its own. For the arguments see `leaderboard`.
     """
     by_env: dict[str, list[Evaluation]] = defaultdict(list)
     for e in evaluations:
         by_env[e.env].append(e)
     chosen = [(run, e) for found in by_env.values() for run, e in _one_per_run(found, pick).items()]
-    wide = {run: _experiment(run, configs, NAMES + DATA) for run, _ in chosen}
-    datasets: dict[tuple[str, str], set[str]] = defaultdict(set)
+    asked = {run: _as_asked(configs.get(run, {})) for run, _ in chosen}
+    wide = {run: _experiment(run, asked, NAMES + DATA) for run, _ in chosen}
+    narrow = {run: _experiment(run, configs) for run, _ in chosen}
+    experiments: dict[tuple[str, str], set[str]] = defaultdict(set)
     for run, e in chosen:
-        datasets[wide[run], e.env].add(str(configs.get(run, {}).get("dataset")))
-    mixed = {key for (key, _), found in datasets.items() if len(found) > 1}
+        experiments[wide[run], e.env].add(narrow[run])
+    mixed = {key for (key, _), found in experiments.items() if len(found) > 1}
     groups: dict[str, dict[str, list[Evaluation]]] = defaultdict(lambda: defaultdict(list))
     for run, e in chosen:
-        key = _experiment(run, configs) if wide[run] in mixed else wide[run]
+        key = narrow[run] if wide[run] in mixed else wide[run]
         groups[key][e.env].append(e)
-    rows = _named_apart([_score_row(cells) for cells in groups.values()])
+    rows = _named_apart([_score_row(cells, configs) for cells in groups.values()])
     for env in by_env:
         rows += [ScoreRow(one.name, {env: one}, reference=True) for one in reference_rows(env)]
     return _by_rank(_merged(rows))
 
 
-def _score_row(found: Mapping[str, list[Evaluation]]) -> ScoreRow:
+def _score_row(
+    found: Mapping[str, list[Evaluation]], configs: Mapping[str, Mapping[str, Any]]
+) -> ScoreRow:
     cells = {env: _standing(mine) for env, mine in sorted(found.items())}
     policies = {e.policy for mine in found.values() for e in mine}
-    # Versions of one run are called after the run.
-    name = _name(sorted(policies if len(policies) == 1 else set(map(run_of, policies))))
+    runs = sorted(set(map(run_of, policies)))
+    known = [configs.get(run, {}) for run in runs]
+    recipe = known[0].get("recipe")
+    if recipe and len({str(config.get("dataset")) for config in known}) > 1:
+        name = str(recipe)
+    else:  # versions of one run are called after the run
+        name = _name(sorted(policies) if len(policies) == 1 else runs)
     return ScoreRow(name, cells, all(cell.reference for cell in cells.values()))
 
 
@@ -179,6 +192,15 @@ def _experiment(
     """What all runs of one experiment have in common: their config but for the parts `apart`."""
     kept = {k: v for k, v in configs.get(run, {}).items() if k not in apart}
     return json.dumps(kept, sort_keys=True, default=str) if kept else run
+
+
+def _as_asked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe and what was set beside it: the rest follows from them and the data."""
+    origins = config.get("origins")
+    if not isinstance(origins, dict):
+        return config
+    asked = {k for k, origin in origins.items() if not str(origin).startswith(FOLLOWS)}
+    return {k: v for k, v in flatten(config).items() if k in asked or k == "recipe"}
 
 
 def _named_apart(rows: list[T]) -> list[T]:

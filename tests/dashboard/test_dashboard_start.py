@@ -158,12 +158,15 @@ def test_a_selection_fills_the_form(box: Any, page: Page) -> None:
 
 
 def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) -> None:
+    """How many updates a recipe makes that derives them is known from its runs alone; else it is
+    the number in the form."""
     drawn = page("start", box.url, recipe="bc")
     drawn.selectbox(key=key("dataset", "")).select("hops").run()
     assert any("docs/training.md" in c.value and "About" in c.value for c in drawn.caption)
     with Client(box.url) as client:
-        for i, speed in enumerate((10.0, 20.0, 30.0)):
-            client.create_run(f"r{i}", "train", config={"recipe": "bc"}, host="box")
+        for i, speed in enumerate((10.0, 20.0, 30.0, 50.0)):
+            recipe = "online" if i == 3 else "bc"
+            client.create_run(f"r{i}", "train", config={"recipe": recipe}, host="box")
             points = {launching.RATE: speed, launching.TOTAL: 600.0}
             client.log_metrics(
                 f"r{i}",
@@ -174,6 +177,10 @@ def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) ->
     said = next(c.value for c in drawn.caption if "About" in c.value)
     assert said == (
         "About **30 s**: 600 updates at 20/s, the median of the last 3 runs of `bc` on box."
+    )
+    drawn = page("start", box.url, recipe="online")
+    assert any(
+        "5,000 updates at 50/s, the median of one earlier run" in c.value for c in drawn.caption
     )
 
 

@@ -138,6 +138,35 @@ def test_an_experiment_in_several_environments_is_one_row():
     assert set(expert.cells) == {"Hopper-v5", "Walker2d-v5"}, "one row"
 
 
+def test_what_is_derived_from_the_data_does_not_part_a_recipe():
+    """What somebody set does, and so does another configuration in the same environment."""
+
+    def config(dataset, gamma, chosen="derived: rewards are sparse", **changed):
+        losses = {"gamma": gamma} | changed
+        origins = {"agent.losses.gamma": chosen, "dataset": "command line"}
+        origins |= dict.fromkeys((f"agent.losses.{key}" for key in changed), "derived: as n_step")
+        return {
+            "recipe": "offline", "dataset": dataset, "agent": {"losses": losses},
+            "origins": origins,
+        }  # fmt: skip
+
+    configs = {
+        "a-0": config("a", 0.9),
+        "b-0": config("b", 0.99, n_step=5),
+        "c-0": config("c", 0.5, "command line"),
+        "d-0": config("d", 0.5, "command line"),
+        "d-1": config("d", 0.5, "command line", n_step=3),
+    }
+    found = [in_env(f"{run[0].upper()}-v0", f"{run}/1", [1.0]) for run in configs]
+    rows = {row.name: sorted(row.cells) for row in score_table(found, configs)}
+    assert rows == {
+        "offline": ["A-v0", "B-v0"],
+        "c-0/1": ["C-v0"],
+        "d-0/1": ["D-v0"],
+        "d-1/1": ["D-v0"],
+    }
+
+
 def test_rows_of_a_score_table_stand_by_their_rank_and_references_last():
     envs = ("E-v0", "Z-v0", "Y-v0")
     scores = {"good/1": (3, 30, None), "fair/1": (2, 20, 1), "bad/1": (1, 10, 0)}
