@@ -158,6 +158,7 @@ def _training(recipe: str, args: Mapping[str, Any], found: FoundProgram) -> str:
         speed = statistics.median(rate for _, rate, _ in earlier)
         updates = float(asked or statistics.median(total for _, _, total in earlier))
         known = f"the median of {_runs(len(earlier))} of `{recipe}` on {where}"
+        known += "" if asked else "; this recipe derives their number from the data"
     elif described is not None and described.updates_per_second:
         speed, updates = described.updates_per_second, float(asked or described.updates or 0)
         known = (

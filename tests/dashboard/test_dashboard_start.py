@@ -176,7 +176,8 @@ def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) ->
     drawn.run()
     said = next(c.value for c in drawn.caption if "About" in c.value)
     assert said == (
-        "About **30 s**: 600 updates at 20/s, the median of the last 3 runs of `bc` on box."
+        "About **30 s**: 600 updates at 20/s, the median of the last 3 runs of `bc` on box; this "
+        "recipe derives their number from the data."
     )
     drawn = page("start", box.url, recipe="online")
     assert any(
