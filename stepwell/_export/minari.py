@@ -8,6 +8,7 @@ data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,19 @@ def write(folder: Path, chosen: Selection, trajectories: Iterable[Trajectory]) -
         "jpeg_encoding": False,
         **{name: json.dumps(space) for name, space in spaces.items()},
         "dataset_size": round(main.stat().st_size / 1e6, 1),
-        "dataset_id": f"stepwell/{chosen.dataset.replace('.', '-')}-v0",
+        "dataset_id": dataset_id(chosen.dataset),
         "minari_version": MINARI_VERSION,
         **({"license": chosen.licence} if chosen.licence else {}),
         **({"citation": chosen.citation} if chosen.citation else {}),
         "stepwell_spec": spec.to_json() | {"action_known": False},
     }
     (data / "metadata.json").write_text(json.dumps(metadata))
+
+
+def dataset_id(name: str) -> str:
+    """namespace/name-vN, as Minari parses it: hopper@v3 → stepwell/hopper-v3, others end in -v0."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    return f"stepwell/{plain if re.search(r'-v[0-9]+$', plain) else f'{plain}-v0'}"
 
 
 def _nested(spaces: Any, default: str, what: str) -> dict[str, Any]:

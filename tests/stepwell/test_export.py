@@ -22,6 +22,7 @@ from server.imports import flat, lerobot, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
 from stepwell._export import parquet, selection
+from stepwell._export.minari import dataset_id
 from stepwell._folders import files_of, zipped
 from stepwell.errors import Gone, JobFailed
 from stepwell.spaces import MultiBinary
@@ -213,6 +214,21 @@ def test_what_is_exported_is_read_bit_for_bit(exported, run, tmp_path, capsys, t
         assert any(f"{format_} does not hold {lost}" in line for line in said)
     else:
         assert not any("(" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hopper@v3", "stepwell/hopper-v3"),
+        ("hopper@clean", "stepwell/hopper-clean-v0"),
+        ("hopper-medium-v2", "stepwell/hopper-medium-v2"),
+        ("a.b@1.0", "stepwell/a-b-1-0-v0"),
+        ("v2", "stepwell/v2-v0"),
+    ],
+)
+def test_a_name_is_an_id_that_minari_reads(name, expected):
+    """A pattern of its own: letters, digits, - and _, then -v and a number."""
+    assert dataset_id(name) == expected
 
 
 def test_bounds_of_integers_in_minari_are_those_that_the_type_has(exported, run, tmp_path):
