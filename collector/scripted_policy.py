@@ -6,8 +6,9 @@ memory: each episode calls a new instance of it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class ScriptedActor:
 
     def reset(self, env_index: int, seed: int | None) -> None:  # noqa: ARG002 - not used here
         if isinstance(self._policy, type):
-            self._playing[env_index] = self._policy()
+            with _reported():
+                self._playing[env_index] = self._policy()
 
     def policy_id(self, env_index: int) -> str:  # noqa: ARG002 - the same everywhere
         return SCRIPTED
@@ -57,10 +59,16 @@ class ScriptedActor:
         for i in np.flatnonzero(inputs.playing):
             obs = {key: array[i].copy() for key, array in inputs.obs.items()}
             seen = obs[DEFAULT_OBSERVATION] if list(obs) == [DEFAULT_OBSERVATION] else obs
-            try:
+            with _reported():
                 encoded = self._interface.encode_action(self._playing[i](seen))
-            except Exception as error:
-                raise ActorError(f"the scripted policy failed: {describe_error(error)}") from error
             for key, array in encoded.items():
                 actions[key][i] = array
         return actions
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # code of the user's may raise anything
+        raise ActorError(f"the scripted policy failed: {describe_error(error)}") from error

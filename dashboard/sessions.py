@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+import streamlit as st
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -103,8 +104,6 @@ async def _sign_in(request: Request) -> Response:
     identity = redeem(body.decode(errors="replace"))
     answer = Response(status_code=204 if identity else 403, headers={"Cache-Control": "no-store"})
     if identity:
-        import streamlit as st
-
         answer.set_cookie(
             cookie_name(int(st.get_option("server.port"))), identity, max_age=SECONDS,
             httponly=True, samesite="strict", secure=request.url.scheme == "https",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from stepwell.import_options import (
 )
 from stepwell.messages import Job
 
-__all__ = ["ARRAY_ROLES", "COLUMN_ROLES", "TABLES", "ImportOption"]
+__all__ = ["ARRAY_ROLES", "COLUMN_ROLES", "TABLES", "ImportOption", "options_of"]
 
 SUFFIXES = tuple(FORMAT_OF)
 SECONDS = 15.0
@@ -50,10 +50,6 @@ def formats_of(file: Any) -> tuple[str, ...]:
     finally:
         file.seek(0)
     return (known,) if known else FORMATS
-
-
-def options_for(formats: Sequence[str]) -> dict[str, ImportOption]:
-    return options_of(formats)
 
 
 def columns_of(file: Any) -> list[str]:

@@ -76,7 +76,7 @@ def _options(file: Any, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {"columns": columns} if columns else {}
     with st.expander("Options", icon=":material/tune:"):
         places = st.columns(2)
-        for number, (name, option) in enumerate(uploading.options_for(formats).items()):
+        for number, (name, option) in enumerate(uploading.options_of(formats).items()):
             with places[number % 2]:
                 value = _option(name, option, f"upload_{name}_{count}")
             if value not in ("", None, False):

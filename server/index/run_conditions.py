@@ -9,7 +9,6 @@ import difflib
 import json
 import operator
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.tables import metrics, runs
 from server.problems import ProblemError
+from stepwell._settings import flatten
 
 EXPECTED = "conditions like: agent.discount = 0.99 and eval/return > 200"
 MOST = 20
@@ -41,6 +41,17 @@ _OPERATORS = {
 _SAME = {"==": "=", "<>": "!="}
 _SAMPLE = 20
 """Newest runs whose names are proposed in place of one that no run has."""
+
+# Keys of a run's metrics. Seeks in the primary key: as many as there are keys, however many points.
+KEYS = """
+    WITH RECURSIVE keys(key) AS (
+        SELECT min(key) FROM metrics WHERE run_pk = :run
+        UNION ALL
+        SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
+        FROM keys WHERE keys.key IS NOT NULL
+    )
+"""
+METRICS = sa.text(f"{KEYS} SELECT key FROM keys WHERE key IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +163,9 @@ def _like(c: Connection, name: str) -> str:
     newest = sa.select(runs.c.pk, runs.c.config).order_by(runs.c.pk.desc()).limit(_SAMPLE)
     known: set[str] = set()
     for pk, config in c.execute(newest).all():
-        known |= {*_settings(config)}
+        known |= flatten(config).keys()
         known |= {*c.execute(METRICS, {"run": pk}).scalars()}
     last = re.split(r"[./]", name.lower())[-1]
     same = sorted(one for one in known if re.split(r"[./]", one.lower())[-1] == last)
     near = same[:3] or difflib.get_close_matches(name, known, n=3)
     return f"for example {' or '.join(near)}" if near else "the whole name, as in the config"
-
-
-# Seeks in the primary key: as many as the run has metrics, however many points they have.
-METRICS = sa.text(
-    """
-    WITH RECURSIVE keys(key) AS (
-        SELECT min(key) FROM metrics WHERE run_pk = :run
-        UNION ALL
-        SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
-        FROM keys WHERE keys.key IS NOT NULL
-    )
-    SELECT key FROM keys WHERE key IS NOT NULL
-    """
-)
-
-
-def _settings(config: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

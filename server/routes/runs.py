@@ -43,17 +43,11 @@ _POLICIES = (
 _COLUMNS = [c for c in runs.c if c.name != "log"]
 _BRIEF = [c for c in _COLUMNS if c.name != "config"]
 
-# Keys of a run and each key's newest point. Seeks in the primary key instead of reading every
-# point: a run of a million points costs as much as one of a thousand. SQLite keeps the order of a
-# CROSS JOIN; of a JOIN it would read all the metrics of the run first.
+# Keys of a run and each key's newest point, without reading every point: a run of a million points
+# costs as much as one of a thousand. SQLite keeps the order of a CROSS JOIN; of a JOIN it would
+# read all the metrics of the run first.
 LATEST = sa.text(
-    """
-    WITH RECURSIVE keys(key) AS (
-        SELECT min(key) FROM metrics WHERE run_pk = :run
-        UNION ALL
-        SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
-        FROM keys WHERE keys.key IS NOT NULL
-    )
+    f"""{run_conditions.KEYS}
     SELECT m.key, m.step, m.value FROM keys CROSS JOIN metrics m
     WHERE keys.key IS NOT NULL AND m.run_pk = :run AND m.key = keys.key
     AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = keys.key)

@@ -202,6 +202,9 @@ def remembers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "def fails(observation):\n"
         "    return observation['position']\n"
         "number = 3\n"
+        "class Broken:\n"
+        "    def __init__(self):\n"
+        "        raise OSError('no table')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -230,6 +233,7 @@ def test_a_policy_in_python_that_is_none_says_so(
         ("no_such_module:f", 2, "No module named 'no_such_module'"),
         ("my_policies:missing", 2, "my_policies has no function 'missing'"),
         ("my_policies:number", 2, "my_policies has no function 'number'"),
+        ("my_policies:Broken", 1, "the scripted policy failed: no table (OSError"),
         ("my_policies:fails", 1, "the scripted policy failed"),
     ):
         words = ["--scripted", reference, "--env", "Pendulum-v1", "--no-upload"]
