@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import orjson
 import pyarrow as pa
@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.annotation_rows import drop_annotations, insert_annotation
 from server.index.db import Database, find_pk, write_audit
+from server.index.deleted_files import delete_given_up
 from server.index.tables import annotation_files, datasets
 from server.problems import ProblemError, not_found
 from server.storage.annotation_file import AnnotationHeader, write_annotation
@@ -101,7 +102,7 @@ class Annotations:
                 )
                 failpoint("annotation.before_commit")
         except BaseException:
-            self.delete_files([stored.path.name])
+            self._store.delete("annotations", stored.path.name)
             raise
         failpoint("annotation.after_commit")
 
@@ -131,12 +132,7 @@ class Annotations:
             write_audit(c, caller, "annotation.delete", dataset, name=name)
             failpoint("annotation.before_delete")
         failpoint("annotation.after_delete")
-        self.delete_files(files)
-
-    def delete_files(self, files: Sequence[str]) -> None:
-        """Files whose rows were deleted."""
-        for file in files:
-            self._store.delete("annotations", file)
+        delete_given_up(self._db, self._store)
 
 
 def _refuse_other_policy(c: Connection, pk: int, name: str, given: str) -> None:

@@ -19,16 +19,19 @@ from server.auth import TokenStore
 from server.body_memory import MemoryBudget
 from server.imports.importer import Imports
 from server.imports.jobs import Jobs
-from server.index.db import Database, IndexUnusable, upgrade
+from server.index.db import Database, upgrade
+from server.index.index_file import refuse_wrong_index
 from server.index.mirror import Mirror
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
+from server.maintenance.adoption import adopt_missing
 from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.problems import ProblemError
 from server.settings import Settings
 from server.snapshots.snapshots import Snapshots
 from server.sql.pool import SqlPool
+from server.storage.mark import MarkFile
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
 from server.versions.versions import Versions
@@ -45,13 +48,15 @@ class Service:
         self.body_memory = MemoryBudget(settings.body_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
         try:
+            refuse_wrong_index(settings.data, settings.index_file)
             self.store = Store(settings.data)
             self.store.clear_tmp()
-            _refuse_lost_index(settings)
             upgrade(settings.index_file)
-            self.db = Database(settings.index_file)
+            self.db = Database(settings.index_file, mark=MarkFile(settings.data))
+            missing = adopt_missing(self.db, self.store)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
+            self.integrity.damaged_files.update(missing.files)
             self.mirror = Mirror(settings.index_file, settings.data / "mirror")
             self.sql = SqlPool(settings, self.mirror, self._on_damage)
             self.snapshots = Snapshots(
@@ -107,20 +112,6 @@ class Service:
                 self.scrub,
             ):
                 stack.callback(part.close)
-
-
-def _refuse_lost_index(settings: Settings) -> None:
-    """Refuse an empty index over a directory with data: a sweep would delete all data files."""
-    if settings.index_file.exists():
-        return
-    folders = ("shards/*", "segments", "policies", "videos", "versions", "annotations")
-    for pattern in (f"{folder}/*" for folder in folders):
-        if found := next(settings.data.glob(pattern), None):
-            raise IndexUnusable(
-                f"{settings.index_file} is missing, but {found.parent} holds data; restore it from"
-                f" a backup, or rebuild it from the files: stepwell fsck --rebuild --data"
-                f" {settings.data}"
-            )
 
 
 # Dependencies are coroutines: FastAPI runs every other one in a thread.

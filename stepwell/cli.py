@@ -105,6 +105,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         "fsck": Command(
             "server.fsck.main:main", "check index and files against each other", "server"
         ),
+        "backup": Command(
+            "server.backup.main:main", "copy everything, of a running service too", "server"
+        ),
+        "restore": Command(
+            "server.backup.main:restore_main", "put a backup into a new directory", "server"
+        ),
         "db": Command("server.main:db_main", "migrate the index (upgrade, current)", "server"),
     },
 }

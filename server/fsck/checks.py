@@ -27,9 +27,10 @@ from server.index.tables import (
     version_trajectories,
     versions,
 )
-from server.ingest.index_rows import bucket_of
+from server.ingest.index_rows import bucket_of, find_known
 from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
-from server.maintenance.orphans import orphans
+from server.maintenance.adoption import findable, ids_of
+from server.maintenance.unknown_files import quarantined_files, unknown_files
 from server.snapshots import manifests
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
@@ -41,6 +42,8 @@ from stepwell.spaces import EnvSpec
 
 REBUILD = "stepwell fsck --rebuild --data DIR"
 RESTORE = "restore the file from a backup, or accept the loss of the trajectories in it"
+KEPT_ASIDE = f"{REBUILD} takes what it misses from such files; delete it if you miss nothing"
+ELSEWHERE = "the next start takes them from files that hold them, too"
 RESTORE_SHARD = "restore the file from a backup: the next start verifies it and makes it live"
 CURES = {
     "policies": "publish the policy again",
@@ -140,6 +143,7 @@ def check_segments(
     """Every segment against the records that the index has of it; `deep`: their digests."""
     t = trajectories.c
     names = set(store.names("segments"))
+    elsewhere = findable(c, store)
     rows = c.execute(sa.select(segments.c.pk, segments.c.name, segments.c.state)).all()
     report.checked["segments"] = len(rows)
     for row in rows:
@@ -157,11 +161,7 @@ def check_segments(
         report.checked["spooled"] = report.checked.get("spooled", 0) + len(spooled)
         if row.name not in names:
             if spooled:
-                yield FsckProblem(
-                    where,
-                    f"missing, with {pluralize(len(spooled), 'trajectory', 'trajectories')}",
-                    RESTORE,
-                )
+                yield _missing(where, {member.id for member in spooled}, elsewhere)
             continue
         yield from _segment(store.path("segments", row.name), where, spooled, deep)
     for name in sorted(names - {row.name for row in rows}):
@@ -176,6 +176,14 @@ def check_segments(
     ).scalars()
     for trajectory_id in nowhere:
         yield FsckProblem("index.sqlite", f"{trajectory_id} is spooled but in no segment", RESTORE)
+
+
+def _missing(where: str, members: set[str], elsewhere: set[str]) -> FsckProblem:
+    lost = len(members - elsewhere)
+    what = f"missing, with {pluralize(len(members), 'trajectory', 'trajectories')}"
+    if not lost:
+        return FsckProblem(where, what, ELSEWHERE, note=True)
+    return FsckProblem(where, f"{what}, {lost} of them in no other file", RESTORE_SHARD)
 
 
 def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckProblem]:
@@ -208,6 +216,7 @@ def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckP
 def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator[FsckProblem]:
     """Every shard against its checksum and its trajectories; `deep`: their digests."""
     s, t = shards.c, trajectories.c
+    elsewhere = findable(c, store)
     rows = c.execute(sa.select(shards).where(s.state != "deleted")).mappings().all()
     report.checked["shards"] = len(rows)
     for row in rows:
@@ -218,11 +227,12 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
                 where, "marked for deletion", "the next round of maintenance", note=True
             )
             continue
+        if not path.exists():
+            living = sa.select(t.id).where(t.shard_pk == row["pk"], t.state != "evicted")
+            yield _missing(where, set(c.execute(living).scalars()), elsewhere)
+            continue
         if row["state"] == "quarantined":
             yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)
-            continue
-        if not path.exists():
-            yield FsckProblem(where, "missing", RESTORE)
             continue
         found = examine(path)
         if found.sha256 != row["sha256"]:
@@ -327,15 +337,22 @@ def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckPro
                 yield FsckProblem(where, "damaged", CURES[table.name])
 
 
-def check_orphans(db: Database, store: Store) -> Iterator[FsckProblem]:
-    """Files without an index row."""
-    for orphan in orphans(db, store):
-        where = f"{orphan.folder}/{orphan.name}"
-        if orphan.removable:
-            yield FsckProblem(where, "left over by a crash", "the next start removes it", note=True)
+def check_unknown(db: Database, store: Store, report: Report) -> Iterator[FsckProblem]:
+    """Files that no row names, and those in quarantine."""
+    for file in unknown_files(db, store):
+        where = f"{file.folder}/{file.name}"
+        what = "the index does not know this file"
+        yield FsckProblem(where, what, "the next start moves it to quarantine/", note=True)
+    aside = quarantined_files(store)
+    report.checked["in quarantine"] = len(aside)
+    for file in aside:
+        where = f"quarantine/{file.folder}/{file.name}"
+        ids = ids_of(store.root / "quarantine" / file.folder / file.name)
+        with db.read() as connection:
+            new = len(set(ids) - set(find_known(connection, ids)))
+        if new:
+            trajectories_ = pluralize(new, "trajectory", "trajectories")
+            yield FsckProblem(where, f"holds {trajectories_} that the index does not know", REBUILD)
         else:
-            yield FsckProblem(
-                where,
-                "holds trajectories that the index does not contain",
-                "if the index is older than the file: stepwell fsck --rebuild --data DIR",
-            )
+            what = "no row of the index names it" + (", which has its trajectories" if ids else "")
+            yield FsckProblem(where, what, KEPT_ASIDE, note=True)

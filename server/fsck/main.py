@@ -5,7 +5,7 @@
     stepwell fsck --sandbox                        which sandbox layers are active
 
 Reads only (except --rebuild), and not while a service runs on the same directory. What the next
-start repairs by itself (a torn tail, a consumed segment, an orphan of a crash) is a note.
+start repairs by itself (a torn tail, a consumed segment, an unknown file) is a note.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from server.fsck import checks
 from server.fsck.checks import Report
 from server.index.db import Database, IndexUnusable
+from server.index.index_file import refuse_wrong_index
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from stepwell.commands import common
 
@@ -41,8 +42,9 @@ def check(data: Path, *, deep: bool = False) -> Report:
     """Run all checks. Raises `DirectoryInUse`, `IndexUnusable`."""
     if not (data / "index.sqlite").exists():
         raise IndexUnusable(
-            f"there is no index in {data}; if shards exist: stepwell fsck --rebuild --data DIR"
+            f"there is no index in {data}; if shards exist: stepwell fsck --rebuild --data {data}"
         )
+    refuse_wrong_index(data, data / "index.sqlite")
     lock = DirectoryLock(data)
     try:
         store = Store(data)
@@ -67,7 +69,7 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
             checks.check_files(connection, store, report),
         ):
             report.problems.extend(found)
-    report.problems.extend(checks.check_orphans(db, store))
+    report.problems.extend(checks.check_unknown(db, store, report))
     return report
 
 

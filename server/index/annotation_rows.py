@@ -9,6 +9,7 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.index.deleted_files import give_up_files
 from server.index.tables import annotated, annotation_files
 
 _INSERT = sa.text("INSERT INTO annotated SELECT :name, value, :pk FROM json_each(:ids)")
@@ -24,11 +25,12 @@ def insert_annotation(c: Connection, annotates: Sequence[str], **columns: Any) -
 
 
 def drop_annotations(c: Connection, which: sa.ColumnElement[bool] | sa.TextClause) -> list[str]:
-    """Delete the rows of some files; returns the files, which the caller deletes after the
-    commit."""
+    """Delete the rows of some files, and give the files up; returns them."""
     a = annotation_files.c
     rows = c.execute(sa.select(a.pk, a.file).where(which)).all()
     for row in rows:
         c.execute(sa.delete(annotated).where(annotated.c.annotation_pk == row.pk))
         c.execute(sa.delete(annotation_files).where(a.pk == row.pk))
-    return [row.file for row in rows]
+    files = [row.file for row in rows]
+    give_up_files(c, "annotations", files)
+    return files

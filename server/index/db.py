@@ -16,11 +16,13 @@ switched off (`isolation_level = None`) and BEGIN is issued here.
 
 from __future__ import annotations
 
+import os
+import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
+from server.storage.mark import Mark, MarkFile
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
@@ -36,8 +39,8 @@ REBUILD = "stepwell fsck --rebuild --data DIR"
 FIRST_REVISION = "0009"
 """Of the first release: migrations start from it."""
 
-COUNTERS = ("change_id", "epoch", "uptime", "dataset")
-"""The rows of `counters`; all start at 0."""
+COUNTERS = ("change_id", "epoch", "uptime", "dataset", "serial", "store")
+"""The rows of `counters`. All start at 0, but for `store`, which is random."""
 
 
 class IndexUnusable(RuntimeError):
@@ -63,9 +66,11 @@ class Clock:
 class Database:
     """One per process; complete when constructed: the file exists and has the current schema."""
 
-    def __init__(self, path: Path, clock: Clock | None = None):
+    def __init__(self, path: Path, clock: Clock | None = None, mark: MarkFile | None = None):
+        """`mark`: written after every commit (storage/mark.py)."""
         self.path = path
         self.clock = Clock() if clock is None else clock
+        self._mark = mark
         found = revision(path)
         if found != REVISION:
             _refuse_unknown(path, found)
@@ -76,8 +81,11 @@ class Database:
         self._lock = threading.Lock()
         self._writer: int | None = None
         with self.read() as connection:
-            value = sa.select(counters.c.value).where(counters.c.name == "uptime")
-            self._uptime_before = float(connection.execute(value).scalar_one()) / 1e3
+            counted = read_counters(connection)
+        self._uptime_before = float(counted["uptime"]) / 1e3
+        self._store_id = counted["store"]
+        if mark is not None:
+            mark.write(Mark(self._store_id, counted["serial"]))
         self._began = self.clock.monotonic()
         self.saved_uptime = self._uptime_before
 
@@ -100,6 +108,9 @@ class Database:
                     yield connection
                     if self.uptime() - self.saved_uptime >= SAVE_UPTIME_EVERY:
                         self._save_uptime(connection)
+                    serial = _bump(connection, "serial")
+                if self._mark is not None:
+                    self._mark.write(Mark(self._store_id, serial))
             finally:
                 self._writer = None
 
@@ -121,6 +132,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._mark is not None:
+            self._mark.close()
 
 
 def next_change_id(connection: Connection) -> int:
@@ -136,6 +149,17 @@ def next_epoch(connection: Connection) -> int:
 def next_dataset_pk(connection: Connection) -> int:
     """A key that no dataset had before: clients of a deleted one must not reach another."""
     return _bump(connection, "dataset")
+
+
+def renew_store(connection: Connection) -> None:
+    """Give the index an identity that no other has."""
+    value = secrets.randbits(62)
+    connection.execute(sa.update(counters).where(counters.c.name == "store").values(value=value))
+
+
+def read_counters(connection: Connection) -> dict[str, int]:
+    rows = connection.execute(sa.select(counters.c.name, counters.c.value))
+    return {row.name: row.value for row in rows}
 
 
 def _bump(connection: Connection, name: str) -> int:
@@ -221,6 +245,14 @@ def connect(path: Path) -> sa.Engine:
     return engine
 
 
+def into_one_file(path: Path) -> None:
+    """Make the WAL of an index that no process uses part of its file, durable."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def revision(path: Path) -> str | None:
     """The revision of the file; None for a new or empty file."""
     if not path.exists():
@@ -285,6 +317,7 @@ def _create(path: Path) -> None:
             connection.execute(
                 sa.insert(counters), [{"name": name, "value": 0} for name in COUNTERS]
             )
+            renew_store(connection)
             # Alembic stores the revision here.
             connection.exec_driver_sql(
                 "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"

@@ -11,7 +11,7 @@
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
-          └─< evaluations ─< videos               saved_queries
+          └─< evaluations ─< videos               saved_queries   deleted_files
     programs                                      what a launcher can be asked to start
 
 Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
@@ -20,7 +20,8 @@ column where the text is passed on unchanged.
 `pk` is internal; `id` and `name` are public.
 Every change of a trajectory sets the next `change_id`, so the SQL mirror reads only rows with
 `change_id > last`; removing rows in bulk increments `epoch`, and the mirror is rebuilt.
-Counter `dataset` is the newest dataset's key. TRIGGERS, at the end, enforce invariants.
+Counter `dataset` is the newest dataset's key; `serial` and `store` tell this index from an older or
+another one (storage/mark.py). TRIGGERS, at the end, enforce invariants.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0017"
+REVISION = "0018"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -63,7 +64,7 @@ metadata = MetaData(
 counters = Table(
     "counters",
     metadata,
-    Column("name", String(32), primary_key=True),  # "change_id", "epoch", "uptime" (ms), "dataset"
+    Column("name", String(32), primary_key=True),  # db.COUNTERS
     Column("value", BigInteger, nullable=False),
 )
 
@@ -463,6 +464,15 @@ videos = Table(
 
 FILES = (policies, videos, versions, annotation_files)
 """Tables with a row for each file of the folder of the same name."""
+
+deleted_files = Table(
+    "deleted_files",
+    metadata,
+    # Files that no row names any more: deleted when no backup is running, or by the next start.
+    Column("folder", String(32), nullable=False),
+    Column("name", String(128), nullable=False),
+    PrimaryKeyConstraint("folder", "name"),
+)
 
 # --- workers, jobs, tokens, audit -----------------------------------------------------------------
 

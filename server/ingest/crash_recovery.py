@@ -3,7 +3,10 @@
 consumed segment, file still there      delete the file: its data is in shards
 torn tail                               cut it off: it was never acknowledged
 whole record without an index row       index it: a retry gets `duplicate`
+segment without an index row            to quarantine, unless a record of it was indexed
 remaining segments                      queue them for sealing
+
+maintenance/adoption.py runs before: whatever the index misses and a segment holds has a row here.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
+from server.ingest.seal import delete_consumed
 from server.ingest.segments import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
 from server.storage.store import Store
 
@@ -31,12 +35,9 @@ def recover_segments(db: Database, store: Store) -> list[Segment]:
             sa.select(segments.c.pk, segments.c.name, segments.c.state).order_by(segments.c.pk)
         ).all()
     files = set(store.names("segments"))
+    delete_consumed(db, store)
     for row in rows:
-        if row.state == "consumed":
-            store.delete("segments", row.name)
-            with db.write() as connection:
-                connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
-        elif row.name not in files:
+        if row.state != "consumed" and row.name not in files:
             # The order of fsyncs excludes this: the file was removed by hand.
             log.error(
                 "a segment is missing; put it back with the service stopped. stepwell fsck"
@@ -62,8 +63,9 @@ def _mark_damaged(db: Database, pk: int) -> None:
 def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> Segment | None:
     path = store.path("segments", name)
     if path.stat().st_size <= len(MAGIC):
-        store.delete("segments", name)
-        if pk is not None:
+        if pk is None:
+            store.delete("segments", name)  # it holds nothing
+        else:
             _mark_damaged(db, pk)
         return None
     last = None
@@ -77,21 +79,19 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
     try:
         file = SegmentFile(path)
     except SegmentDamaged as error:
-        # Kept in place: fsck names it with all its trajectories. The other segments are recovered.
+        # Kept: fsck names it with all its trajectories. The other segments are recovered.
         log.error(
             "a segment cannot be read and is kept: check the disk, restore the file from a"
             " backup if possible; stepwell fsck names the trajectories in it",
             segment=name,
             error=str(error),
         )
-        if pk is not None:
+        if pk is None:
+            store.quarantine("segments", name)
+        else:
             _mark_damaged(db, pk)
         return None
-    end, tail = len(MAGIC), []
-    for record in file.scan() if last is None else file.scan(last):
-        end = record.end
-        if "entry" in record.head:
-            tail.append(record)
+    tail, end = _read_tail(file, len(MAGIC) if last is None else last)
     torn = file.size - end
     with db.write() as connection:
         pk, added = _index_missing_rows(connection, name, pk, tail)
@@ -101,9 +101,24 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
     if added or torn:
         log.info("recovered", segment=name, reindexed=added, torn_bytes=torn)
     if pk is None:
-        store.delete("segments", name)
+        store.quarantine("segments", name)
+        log.warning("a segment holds nothing that the index misses", quarantine=f"segments/{name}")
         return None
     return Segment(name, pk=pk, records=1)
+
+
+def _read_tail(file: SegmentFile, start: int) -> tuple[list[Record], int]:
+    """The records from `start` on, and the end of the last whole one.
+
+    What is damaged between whole records is passed over: only the last write can be torn.
+    """
+    found: list[Record] = []
+    end = start
+    for record in file.all_records(start):
+        end = record.end
+        if "entry" in record.head:
+            found.append(record)
+    return found, end
 
 
 def _index_missing_rows(

@@ -27,6 +27,7 @@ from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.index_rows import chunks, make_tombstones
 from server.ingest.segments import Segment, SegmentDamaged, SegmentFile
 from server.problems import ProblemError, disk_problem
+from server.storage.hold import deleting
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry
@@ -211,10 +212,7 @@ class Sealer:
                 trajectories=damaged,
             )
         else:
-            self._store.delete("segments", segment.name)
-            failpoint("seal.after_unlink")
-            with self._db.write() as connection:
-                connection.execute(sa.delete(segments).where(segments.c.pk == segment.pk))
+            delete_consumed(self._db, self._store)
         return [(shard.dataset_pk, len(shard.entries)) for shard in made]
 
     def _write(self, file: SegmentFile, rows: Sequence[Any], damaged: list[str]) -> NewShard | None:
@@ -250,6 +248,21 @@ class Sealer:
             .where(segments.c.pk == segment.pk)
             .values(state="damaged" if damaged else "consumed")
         )
+
+
+def delete_consumed(db: Database, store: Store) -> None:
+    """Delete the files of segments whose data are in shards, unless a backup is running."""
+    with db.read() as connection:
+        consumed = sa.select(segments.c.pk, segments.c.name).where(segments.c.state == "consumed")
+        rows = connection.execute(consumed).all()
+    for row in rows:
+        with deleting(store.root) as allowed:
+            if not allowed:
+                return
+            store.delete("segments", row.name)
+        failpoint("seal.after_unlink")
+        with db.write() as connection:
+            connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
 
 
 def new_shard(

@@ -229,6 +229,15 @@ class SegmentFile:
             yield found
             start = found.end
 
+    def all_records(self, start: int = len(MAGIC)) -> Iterator[Record]:
+        """Whole records from `start` on, also those behind damaged ones."""
+        place: int | None = start
+        while place is not None:
+            for record in self.scan(place):
+                place = record.end
+                yield record
+            place = self.next_record(place + 1) if place < self.size else None
+
     def next_record(self, start: int) -> int | None:
         """Offset of the first whole record from `start` on, past damaged ones; None if none."""
         content: bytes = self._data.to_pybytes()

@@ -1,1 +1,1 @@
-"""Background work: compaction, deletion of dead shards, orphans, scrub, rebuild."""
+"""Background work: compaction, deletion of dead shards, unknown files, scrub, rebuild."""

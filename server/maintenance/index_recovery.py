@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import examine
-from server.index.tables import FILES, metadata, policies, runs, videos
-from server.storage.store import Store, sync_directory
+from server.index.tables import FILES, metadata, policies, videos
+from server.maintenance.described_files import add_policy, add_video
+from server.storage.store import QUARANTINE, Store
 from stepwell.errors import InvalidData
-from stepwell.messages import CreateRun
 from stepwell.spaces import EnvSpec
 
 # In this order: each refers only to earlier ones.
@@ -46,8 +45,7 @@ MAX_NUMBER = 2**53
 @dataclass(slots=True)
 class Recovered:
     """What was recovered. `datasets`: name → columns. `labels`: trajectory → labels set after it
-    was stored. `aside`: (folder, name) of files without a row, linked in `lost-policies`,
-    `lost-videos` and `lost-versions`.
+    was stored. `aside`: (folder, name) of files without a row, which the caller quarantines.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -55,6 +53,8 @@ class Recovered:
     labels: dict[str, dict[str, Any]] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
+    living: dict[str, set[str]] = field(default_factory=dict)
+    """Dataset → ids of the trajectories that the old index lists."""
     damaged: set[str] = field(default_factory=set)
     """Policy files that differ from what the old index says."""
 
@@ -102,8 +102,13 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 found.datasets[name] = dataset
             else:
                 found.lost.append(f"dataset {name}: its row in the old index is damaged")
-        labels = _Rows(source, "trajectories", ["id", "partition", *LABELS])
+        names = {row["pk"]: row["name"] for row in _Rows(source, "datasets", ["pk", "name"])}
+        labelled = ["id", "dataset_pk", "state", "partition", *LABELS]
+        labels = _Rows(source, "trajectories", labelled)
         for row in labels:
+            name, state = names.get(row.pop("dataset_pk")), row.pop("state")
+            if state != "evicted" and isinstance(name, str) and isinstance(row["id"], str):
+                found.living.setdefault(name, set()).add(row["id"])
             if row["partition"] == "fifo" and all(row[name] in ("", "[]") for name in LABELS):
                 continue  # most rows: no labels were set
             if row["partition"] in ("fifo", "protected") and _lists(row["tags"], row["flags"]):
@@ -120,19 +125,17 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
 
 
 def from_files(connection: Connection, store: Store, recovered: Recovered) -> None:
-    """Insert rows for policy files without a row; set aside policies that do not name their run,
-    and videos, which never name their evaluation.
-
-    A trainer's policy names its run and its version. Orphan sweeping would delete the other files
-    if they stayed in place: the caller deletes them after the commit, so that a crash before it
-    leaves the old index with all its files.
-    """
-    for table, missing in ((policies, "run and version"), (videos, "evaluation and seed")):
+    """Insert rows for files of policies and videos without a row, as their descriptions say
+    (storage/descriptions.py); set the others aside."""
+    for table, add, missing in (
+        (policies, add_policy, "run and version"),
+        (videos, add_video, "evaluation and seed"),
+    ):
         known = set(connection.execute(sa.select(table.c.file)).scalars())
         aside = [
             name
             for name in sorted(set(store.names(table.name)) - known)
-            if table is not policies or not _add_policy(connection, store, name, recovered)
+            if name in recovered.damaged or not add(connection, store, name, recovered.counts)
         ]
         set_aside(store, table.name, aside, missing, recovered)
 
@@ -140,89 +143,12 @@ def from_files(connection: Connection, store: Store, recovered: Recovered) -> No
 def set_aside(
     store: Store, kind: str, names: Sequence[str], missing: str, recovered: Recovered
 ) -> None:
-    """Link files of the folder `kind` in `lost-<kind>`; says what of them is `missing`."""
+    """Note files of the folder `kind` that get no row; says what of them is `missing`."""
     if not names:
         return
-    folder = store.root / f"lost-{kind}"
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-        os.link(store.path(kind, name), folder / name)
-        recovered.aside.append((kind, name))
-    sync_directory(folder)
-    sync_directory(store.root)
+    recovered.aside += [(kind, name) for name in names]
+    folder = store.root / QUARANTINE / kind
     recovered.lost.append(f"{missing} of {len(names)} files of {kind}; they are kept in {folder}")
-
-
-def _add_policy(connection: Connection, store: Store, name: str, recovered: Recovered) -> bool:
-    """Insert the policy of a file that names its run, and the run if missing; returns whether the
-    policy exists now."""
-    path = store.path("policies", name)
-    document = None if name in recovered.damaged else _policy_document(path)
-    if document is None:
-        return False
-    extra, version = document["extra"], document["step"]
-    made = path.stat().st_mtime
-    try:
-        run = CreateRun(
-            name=extra["run"],
-            kind="train",
-            config=extra.get("training") or {},
-            git_commit=extra.get("git_commit") or "",
-            snapshots=[extra["snapshot"]] if extra.get("snapshot") else [],
-        )
-    except (KeyError, ValueError):
-        return False
-    r, p = runs.c, policies.c
-    pk = connection.execute(sa.select(r.pk).where(r.name == run.name)).scalar()
-    if pk is None:
-        values = {
-            **run.model_dump(exclude={"exist_ok"}),
-            "status": "stopped",
-            "notes": "rebuilt from its policy files",
-            "created_at": made,
-            "heartbeat_at": made,
-            "finished_at": made,
-        }
-        pk = connection.execute(sa.insert(runs).values(values).returning(r.pk)).scalar_one()
-        recovered.counts["runs"] += 1
-    taken = sa.select(p.pk).where(p.run_pk == pk, p.version == version)
-    if connection.execute(taken).scalar() is not None:
-        return False
-    file = examine(path)
-    said = {k: extra[k] for k in ("run", "snapshot", "git_commit") if k in extra}
-    connection.execute(
-        sa.insert(policies).values(
-            run_pk=pk,
-            version=version,
-            sha256=file.sha256,
-            file=path.name,
-            bytes=file.size,
-            checksums=file.checksums,
-            verified_at=made,
-            step=version,
-            metadata={**said, "step": version},
-            created_at=made,
-        )
-    )
-    recovered.counts["policies"] += 1
-    return True
-
-
-def _policy_document(path: Path) -> dict[str, Any] | None:
-    """The metadata in the header of a policy file (safetensors); None for other files."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > min(LONGEST_HEADER, path.stat().st_size):
-                return None
-            document = json.loads(json.loads(file.read(size))["__metadata__"]["policy"])
-        step = document["step"]
-        if type(step) is int and 0 <= step <= MAX_NUMBER and isinstance(document["extra"], dict):
-            return dict(document)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return None
 
 
 def _is_index(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The maintenance thread: retention, compaction, orphaned files, and leaving read-only mode."""
+"""The maintenance thread: retention, compaction, unknown files, and leaving read-only mode."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import structlog
 
 from server.auth import TokenStore
 from server.index.db import Database
+from server.index.deleted_files import delete_given_up
 from server.ingest.pipeline import Ingest
+from server.ingest.seal import delete_consumed
 from server.integrity import IntegrityChecker
 from server.maintenance.compaction import compact
-from server.maintenance.orphans import OrphanSweeper
+from server.maintenance.described_files import describe_undescribed
 from server.maintenance.shard_deletion import (
     apply_retention,
     delete_marked,
     drop_dead_annotations,
     has_deadlines,
 )
+from server.maintenance.unknown_files import UnknownFileSweeper
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
@@ -27,8 +30,8 @@ from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.maintenance")
 SWEEP_EVERY = 600.0
-ORPHAN_AGE = 3600.0
-"""Seconds after which an unknown file is removed."""
+UNKNOWN_AGE = 3600.0
+"""Seconds after which an unknown file is quarantined."""
 SAVE_UPTIME_EVERY = 10.0
 """Seconds of uptime that a crash may lose while a deadline is pending."""
 
@@ -54,9 +57,10 @@ class MaintenanceLoop:
         self._loop = BackgroundLoop(
             "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
         )
-        # No other thread runs yet, so every unknown file is left over from a crash.
         delete_marked(db, store)
-        self._sweeper = OrphanSweeper(db, store)
+        delete_given_up(db, store)
+        # No other thread runs yet, so no unknown file belongs to a running transaction.
+        self._sweeper = UnknownFileSweeper(db, store)
         self._sweeper.round(older_than=0.0)
 
     def start(self) -> None:
@@ -76,6 +80,7 @@ class MaintenanceLoop:
             self.round()
         else:
             self._look_at_index()
+            describe_undescribed(self._db, self._store)
             self._looked = True
 
     def _say(self, name: str, error: BaseException) -> None:
@@ -115,9 +120,11 @@ class MaintenanceLoop:
             self._db.save_uptime()
         self._tokens.save_last_used()
         apply_retention(self._settings, self._db, self._store, now)
+        delete_consumed(self._db, self._store)
+        delete_given_up(self._db, self._store)
         wall = self._db.clock.wall()
         compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
-            self._sweeper.round(ORPHAN_AGE)
+            self._sweeper.round(UNKNOWN_AGE)
             drop_dead_annotations(self._db, self._store)

@@ -1,11 +1,11 @@
 """Rebuilds a lost index from the contents of the files: shard footers, segments, policies.
 
 Restored: datasets with their specs, every trajectory with its data and everything it was sent with,
-versions of datasets, annotations, policies that name their run; and from the old index, where it is
-readable, everything that index_recovery.py copies. Not restored: snapshots, launches, jobs,
-tombstones. Evicted trajectories and those of deleted datasets are alive again, up to the capacity,
-if their files were still kept. An uncommitted import is left out. `Rebuilt.lost` lists it. Data
-files are only read.
+versions of datasets, annotations, described policies and videos with their runs and evaluations;
+and from the old index, where it is readable, everything that index_recovery.py copies. Files in
+quarantine are read like all others. Not restored: snapshots, launches, jobs, tombstones. Evicted
+trajectories and those of deleted datasets are alive again, up to the capacity, if their files were
+still kept. An uncommitted import is left out. `Rebuilt.lost` lists it. Data files are only read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source, examine
-from server.index.db import Database, next_change_id, next_dataset_pk, next_epoch, upgrade
+from server.index.db import (
+    Database,
+    into_one_file,
+    next_change_id,
+    next_dataset_pk,
+    next_epoch,
+    upgrade,
+)
+from server.index.index_file import read_index_mark
 from server.index.tables import datasets, shards
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
@@ -31,7 +39,10 @@ from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
 from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
+from server.maintenance.unknown_files import quarantined_files
 from server.maintenance.version_recovery import insert_versions, protect
+from server.storage.mark import NAME as MARK
+from server.storage.mark import write_mark
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store, Stored, sync_directory
 from stepwell.errors import InvalidData
@@ -71,6 +82,8 @@ class _Found:
     entries: dict[str, tuple[Entry, dict[str, object]]] = field(default_factory=dict)
 
 
+NAMED = 5
+"""Trajectories that a line names."""
 ALWAYS_LOST = (
     "snapshots (trainers create new ones), launches, jobs",
     "evictions and deletions: trajectories whose files still exist are alive again",
@@ -85,6 +98,9 @@ def rebuild(data: Path) -> Rebuilt:
     """
     store = Store(data)
     store.clear_tmp()
+    for file in quarantined_files(store):
+        if not store.path(file.folder, file.name).exists():
+            store.take_back(file.folder, file.name)
     index, new = data / "index.sqlite", data / "tmp" / "index.sqlite"
     upgrade(new)
     db = Database(new)
@@ -107,21 +123,35 @@ def rebuild(data: Path) -> Rebuilt:
             next_epoch(connection)
             for name in ("runs", "metrics", "policies", "evaluations", "videos"):
                 setattr(result, name, recovered.counts[name])
-            result.lost += [*recovered.lost, *ALWAYS_LOST]
+            result.lost += [*recovered.lost, *_in_no_file(found, recovered), *ALWAYS_LOST]
             failpoint("rebuild.before_commit")
     finally:
         db.close()
+    # Without a mark either index is accepted: the new one is another history than the old one.
+    (data / MARK).unlink(missing_ok=True)
+    sync_directory(data)
     _replace(index, new)
     for folder, name in recovered.aside:
-        store.delete(folder, name)
+        store.quarantine(folder, name)
+    mark = read_index_mark(index)
+    assert mark is not None, "just written"
+    write_mark(data, mark)
     return result
+
+
+def _in_no_file(found: dict[str, _Found], recovered: Recovered) -> Iterator[str]:
+    """Trajectories that the old index lists and no file holds."""
+    there = {one for dataset in found.values() for one in dataset.entries}
+    for name, ids in recovered.living.items():
+        if missing := sorted(ids - there):
+            some = ", ".join(missing[:NAMED]) + (", …" if len(missing) > NAMED else "")
+            yield f"{len(missing)} trajectories of dataset {name}, which no file holds: {some}"
 
 
 def _replace(index: Path, new: Path) -> None:
     """Rename `new` to `index`; keep the old index as index.sqlite.<time>."""
     # Both become one file: SQLite would apply a WAL that the old index left to the new one.
-    with contextlib.closing(sqlite3.connect(new)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
+    into_one_file(new)
     stamp = int(time.time())
     while (kept := index.with_name(f"{index.name}.{stamp}")).exists():
         stamp += 1
@@ -175,15 +205,11 @@ def _read_segments(
 def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
     """Every whole record, including those behind damaged ones."""
     name, end = file.path.name, len(MAGIC)
-    start: int | None = end
-    while start is not None:
-        for record in file.scan(start):
-            end = record.end
-            yield record
-        start = file.next_record(end)
-        if start is not None:
-            result.unreadable.append(f"{name}: bytes {end} to {start}")
-            end = start
+    for record in file.all_records():
+        if record.offset > end:
+            result.unreadable.append(f"{name}: bytes {end} to {record.offset}")
+        end = record.end
+        yield record
     if end < file.size:
         result.lost.append(
             f"the last {file.size - end} bytes of {name}: torn by a crash (never acknowledged),"

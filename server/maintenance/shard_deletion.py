@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.annotation_rows import drop_annotations
 from server.index.db import Database, next_change_id
+from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import (
     leases,
     runs,
@@ -27,6 +28,7 @@ from server.index.tables import (
 )
 from server.ingest.index_rows import make_tombstones
 from server.settings import Settings
+from server.storage.hold import deleting
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -64,15 +66,19 @@ def has_deadlines(db: Database) -> bool:
 
 
 def delete_marked(db: Database, store: Store) -> int:
-    """Delete marked shards, including those that an earlier process marked."""
+    """Delete marked shards, including those that an earlier process marked; none while a backup
+    runs. Returns their number."""
     s = shards.c
     with db.read() as connection:
         marked = connection.execute(
             sa.select(s.pk, s.id, s.partition).where(s.state == "deleting")
         ).all()
-    for pk, shard_id, partition in marked:
+    for done, (pk, shard_id, partition) in enumerate(marked):
         failpoint("delete.after_mark")
-        store.delete(f"shards/{partition}", f"{shard_id}.parquet")
+        with deleting(store.root) as allowed:
+            if not allowed:
+                return done
+            store.delete(f"shards/{partition}", f"{shard_id}.parquet")
         failpoint("delete.after_unlink")
         with db.write() as connection:
             _delete_rows(connection, pk, db.uptime())
@@ -150,8 +156,8 @@ def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
                 ~sa.exists().where(snapshot_shards.c.shard_pk == s.pk),
             )
         )
-    for row in rows:
-        store.delete("snapshots", row.file)
+        give_up_files(connection, "snapshots", [row.file for row in rows])
+    delete_given_up(db, store)
     log.info("snapshots forgotten", snapshots=len(rows))
 
 
@@ -159,6 +165,5 @@ def drop_dead_annotations(db: Database, store: Store) -> int:
     """Delete the files of annotations whose trajectories are all gone; returns their number."""
     with db.write() as connection:
         files = drop_annotations(connection, _DEAD_ANNOTATIONS)
-    for file in files:
-        store.delete("annotations", file)
+    delete_given_up(db, store)
     return len(files)

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.annotation_rows import drop_annotations
 from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
+from server.index.deleted_files import delete_given_up
 from server.index.tables import (
     ALIVE,
     annotation_files,
@@ -138,12 +139,12 @@ def delete_dataset(
                 retired_uptime=sa.func.coalesce(shards.c.retired_uptime, db.uptime()),
             )
         )
-        files = drop_annotations(connection, annotation_files.c.dataset_pk == pk)
+        drop_annotations(connection, annotation_files.c.dataset_pk == pk)
         connection.execute(sa.delete(datasets).where(datasets.c.pk == pk))
         write_audit(connection, caller, "dataset.delete", name)
         next_epoch(connection)
     service.ingest.registry.forget(name)
-    service.annotations.delete_files(files)
+    delete_given_up(db, service.store)
 
 
 def _demote(connection: Connection, which: sa.ColumnElement[bool], caller: str, name: str) -> None:

@@ -1,9 +1,9 @@
 """Stored files over HTTP: a body that becomes a file, and a file as a response.
 
     receive     body → DIR/tmp (hashed while it streams)
-    insert_row  rename → one index row; the same bytes again replace a damaged file
+    insert_row  rename → description → one index row; the same bytes again replace a damaged file
 
-A file whose row was not written (a crash in between) is an orphan, which maintenance removes.
+A file whose row was not written (a crash in between) is quarantined by the next start.
 
 Every byte is verified before it is sent, also for a Range. If the start of the file is damaged, the
 response is a problem. If damage is found later, the connection is aborted, so that an incomplete
@@ -27,8 +27,10 @@ from starlette.types import Receive, Scope, Send
 
 from server.body_memory import STREAM_CHUNK
 from server.checksums import CheckedFile, Corrupt, Source, examine
+from server.index.deleted_files import delete_given_up, give_up_files
 from server.problems import ProblemError
 from server.service import Service
+from server.storage.descriptions import FOLDER, describe, name_of
 from server.storage.store import Stored, Writer
 from stepwell.failpoints import failpoint
 
@@ -66,9 +68,11 @@ def insert_row(
     writer: Writer,
     insert: Callable[[Connection, Stored], tuple[int, R, bool]],
     *,
+    description: Mapping[str, Any],
     points: tuple[str, str],
 ) -> tuple[R, bool]:
-    """Complete a written file of a table of `tables.FILES`, and insert its row.
+    """Complete a written file of a table of `tables.FILES`, describe it (storage/descriptions.py),
+    and insert its row.
 
     `insert(connection, file)` returns (pk of the row, result, whether the row is new), or raises:
     then the file is deleted. Returns the result and whether the row is new. If the row exists
@@ -78,14 +82,21 @@ def insert_row(
     stored = writer.commit()
     failpoint(points[0])
     try:
+        describe(service.store, stored.path.name, stored.sha256, description)
         with service.db.write() as c:
             pk, result, new = insert(c, stored)
     except BaseException:
-        service.store.delete(table.name, stored.path.name)
+        _discard(service, table, stored)
         raise
     if not new and not _replace_damaged(service, table, pk, stored, points[1]):
-        service.store.delete(table.name, stored.path.name)
+        _discard(service, table, stored)
     return result, new
+
+
+def _discard(service: Service, table: sa.Table, stored: Stored) -> None:
+    """Delete a file that never had a row."""
+    service.store.delete(table.name, stored.path.name)
+    service.store.delete(FOLDER, name_of(stored.path.name))
 
 
 def _replace_damaged(
@@ -113,9 +124,11 @@ def _replace_damaged(
                 verified_at=time.time(),
             )
         ).rowcount
+        if hit:
+            give_up_files(c, folder, [row.file])
     failpoint(point)
     if hit:
-        service.store.delete(folder, row.file)
+        delete_given_up(service.db, service.store)
         service.integrity.damaged_files.discard(f"{folder}/{row.file}")
         log.info("a damaged file was replaced", file=f"{folder}/{row.file}")
     return bool(hit)

@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from server.checksums import Source
 from server.index.db import find_pk, first_rows
 from server.index.tables import policies, policy_aliases, runs
+from server.maintenance.described_files import policy_description
 from server.problems import ProblemError
 from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
 from server.service import Cursor, Limit, Service, ServiceDep, raw_body
@@ -104,8 +105,10 @@ def _publish(
     def insert(c: Connection, stored: Stored) -> tuple[int, Policy, bool]:
         return _insert(c, run, version, stored, metadata)
 
+    with service.db.read() as c:
+        description = policy_description(c, run, version, metadata, time.time())
     points = ("policy.after_rename", "policy.after_replace")
-    return insert_row(service, policies, writer, insert, points=points)
+    return insert_row(service, policies, writer, insert, description=description, points=points)
 
 
 def _insert(

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import run_conditions
 from server.index.db import equal, find_pk, first_rows
+from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
 from server.service import Cursor, Limit, ServiceDep
@@ -217,8 +218,8 @@ def delete_run(service: ServiceDep, name: str) -> None:
         for table in (policy_aliases, policies, metrics):
             c.execute(sa.delete(table).where(table.c.run_pk == pk))
         c.execute(sa.delete(runs).where(runs.c.pk == pk))
-    for file in files:  # after a crash here the remaining files are orphans
-        service.store.delete("policies", file)
+        give_up_files(c, "policies", files)
+    delete_given_up(service.db, service.store)
 
 
 @router.get("/{name}/log", response_class=PlainTextResponse)

@@ -10,7 +10,7 @@ against the first bytes, and browsers are told not to guess another one, nor to 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -19,7 +19,9 @@ from starlette.concurrency import run_in_threadpool
 
 from server.checksums import Source
 from server.index.db import first_rows
+from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import evaluations, videos
+from server.maintenance.described_files import video_description
 from server.problems import ProblemError, not_found
 from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
 from server.service import Cursor, Limit, Service, ServiceDep, raw_body
@@ -77,17 +79,25 @@ async def put_video(
                 got=head.hex(" ") or "an empty body",
             )
 
-        def insert(c: Connection, stored: Stored) -> tuple[int, Video, bool]:
-            episode = {"return": total_reward, "length": length, "media_type": media_type}
-            return _insert(c, evaluation_id, seed, stored, episode)
-
-        points = ("video.after_rename", "video.after_replace")
-        video, new = await run_in_threadpool(
-            insert_row, service, videos, writer, insert, points=points
-        )
+        episode = {"return": total_reward, "length": length, "media_type": media_type}
+        video, new = await run_in_threadpool(_store, service, evaluation_id, seed, writer, episode)
     if not new:
         response.status_code = 200
     return video
+
+
+def _store(
+    service: Service, evaluation_id: str, seed: int, writer: Writer, episode: dict[str, Any]
+) -> tuple[Video, bool]:
+    """Store a written body as the video of that seed; returns whether it is new."""
+
+    def insert(c: Connection, stored: Stored) -> tuple[int, Video, bool]:
+        return _insert(c, evaluation_id, seed, stored, episode)
+
+    with service.db.read() as c:
+        description = video_description(c, evaluation_id, seed, episode, time.time())
+    points = ("video.after_rename", "video.after_replace")
+    return insert_row(service, videos, writer, insert, description=description, points=points)
 
 
 def _is(media_type: str, head: bytes) -> bool:
@@ -198,7 +208,8 @@ def delete_video(service: ServiceDep, evaluation_id: str, seed: Seed) -> None:
     with service.db.write() as c:
         row = _existing(c, evaluation_id, seed)
         c.execute(sa.delete(videos).where(videos.c.pk == row["pk"]))
-    service.store.delete("videos", row["file"])
+        give_up_files(c, "videos", [row["file"]])
+    delete_given_up(service.db, service.store)
     service.integrity.damaged_files.discard(f"videos/{row['file']}")
 
 

@@ -27,6 +27,7 @@ from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt
 from server.index.db import Database, find_pk, first_rows
+from server.index.deleted_files import give_up_files
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots, versions
 from server.ingest.validate import difference as layouts_differ
@@ -363,6 +364,7 @@ class Snapshots:
         stored = manifests.write(self._store, fresh, table)
         names = frozenset[str]().union(*(block.shards for block in moved.values()))
         count, size = _existing(connection, names)
+        give_up_files(connection, "snapshots", [row["file"]])
         connection.execute(sa.delete(snapshot_shards).where(snapshot_shards.c.snapshot_pk == pk))
         _hold(connection, pk, names)
         connection.execute(

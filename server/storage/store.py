@@ -36,12 +36,15 @@ FOLDERS = (
     "videos",
     "versions",
     "annotations",
+    "descriptions",
     "uploads",
     "mirror",
 )
+QUARANTINE = "quarantine"
+"""DIR/quarantine/<folder>: files of that folder that no row of the index names."""
 _IOV_MAX = 1024
 """Parts of one write, as Linux has it."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
 
 
 class DirectoryInUse(RuntimeError):
@@ -77,7 +80,7 @@ class Store:
                 sync_directory(above)
 
     def path(self, folder: str, name: str) -> Path:
-        if folder not in FOLDERS or not _NAME.fullmatch(name):
+        if folder not in FOLDERS or not NAME.fullmatch(name):
             raise ValueError(f"not a file of the store: {folder}/{name}")
         return self.root / folder / name
 
@@ -114,6 +117,35 @@ class Store:
             return False
         sync_directory(path.parent)
         return True
+
+    def quarantine(self, folder: str, name: str) -> Path:
+        """Move a file to DIR/quarantine/<folder>, where nothing reads or deletes it."""
+        path = self.path(folder, name)
+        target = self.root / QUARANTINE / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for made in (self.root / QUARANTINE / folder, self.root / QUARANTINE, self.root):
+            sync_directory(made)
+        os.rename(path, target)
+        sync_directory(target.parent)
+        sync_directory(path.parent)
+        failpoint("unknown.after_move")
+        return target
+
+    def quarantined(self, folder: str) -> list[str]:
+        """Files of a folder that are in quarantine, oldest name first."""
+        place = self.root / QUARANTINE / folder
+        if not place.is_dir():
+            return []
+        return sorted(e.name for e in os.scandir(place) if e.is_file() and NAME.fullmatch(e.name))
+
+    def take_back(self, folder: str, name: str) -> Path:
+        """Move a file out of quarantine; the path it has then."""
+        path = self.path(folder, name)
+        if path.exists():
+            raise FileExistsError(f"{folder}/{name} exists; data files are never overwritten")
+        os.rename(self.root / QUARANTINE / folder / name, path)
+        sync_directory(path.parent)
+        return path
 
     def clear_tmp(self) -> int:
         """Remove unfinished files of a crash. Only while nothing else writes."""

@@ -22,6 +22,7 @@ from server.index.db import (
     next_change_id,
     write_audit,
 )
+from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import audit, datasets, version_trajectories, versions
 from server.ingest.index_rows import add_totals, bucket_of
 from server.problems import ProblemError, not_found
@@ -192,9 +193,10 @@ class Versions:
             write_audit(
                 connection, caller, "version.delete", f"{dataset}@{name}", digest=row["digest"]
             )
+            give_up_files(connection, "versions", [row["file"]])
             failpoint("version.before_delete")
         failpoint("version.after_delete")
-        self._store.delete("versions", row["file"])
+        delete_given_up(self._db, self._store)
 
 
 def refuse_if_versioned(connection: Connection, what: str, *where: sa.ColumnElement[bool]) -> None:

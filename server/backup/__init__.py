@@ -1,0 +1,1 @@
+"""`stepwell backup` and `stepwell restore`: copies of a whole data directory."""

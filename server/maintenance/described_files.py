@@ -1,0 +1,205 @@
+"""Rows of policies and videos from their descriptions, and descriptions from their rows.
+
+A policy without a description, of an earlier version, may name its run and version itself: those of
+`stepwell train` do, in their header.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic import ValidationError
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.checksums import Examined, examine
+from server.index.db import Database
+from server.index.tables import evaluations, policies, runs, videos
+from server.storage.descriptions import FOLDER, describe, description_of, name_of
+from server.storage.store import Store
+from stepwell.messages import CreateEvaluation, CreateRun
+
+LONGEST_HEADER = 100_000_000
+MAX_NUMBER = 2**53
+RUN = ("name", "kind", "config", "parent", "seed", "git_commit", "snapshots", "tags")
+EVALUATION = tuple(column.name for column in evaluations.c if column.name != "pk")
+EPISODE = ("return", "length", "media_type")
+
+
+def policy_description(
+    connection: Connection, run: str, version: int, metadata: dict[str, Any], created_at: float
+) -> dict[str, Any]:
+    """Raises nothing for an unknown run: its policy is refused later."""
+    columns = [runs.c[name] for name in RUN]
+    row = connection.execute(sa.select(*columns).where(runs.c.name == run)).mappings().first()
+    return {
+        "run": _plain(row or {"name": run, "kind": "train"}),
+        "version": version,
+        "metadata": metadata,
+        "created_at": created_at,
+    }
+
+
+def video_description(
+    connection: Connection, evaluation: str, seed: int, episode: dict[str, Any], created_at: float
+) -> dict[str, Any]:
+    columns = [evaluations.c[name] for name in EVALUATION]
+    found = sa.select(*columns).where(evaluations.c.id == evaluation)
+    row = connection.execute(found).mappings().first()
+    return {
+        "evaluation": _plain(row or {"id": evaluation}),
+        "seed": seed,
+        **{name: episode[name] for name in EPISODE},
+        "created_at": created_at,
+    }
+
+
+def _plain(row: RowMapping | dict[str, Any]) -> dict[str, Any]:
+    """With names that are plain texts, as orjson wants."""
+    return {str(name): value for name, value in row.items()}
+
+
+def describe_undescribed(db: Database, store: Store) -> int:
+    """Describe the files that have a row and no description; returns their number."""
+    there, count = set(store.names(FOLDER)), 0
+    with db.read() as connection:
+        query = sa.select(policies, runs.c.name.label("run")).join(
+            runs, runs.c.pk == policies.c.run_pk
+        )
+        for row in connection.execute(query).mappings().all():
+            if name_of(row["file"]) not in there:
+                said = policy_description(
+                    connection, row["run"], row["version"], row["metadata"], row["created_at"]
+                )
+                describe(store, row["file"], row["sha256"], said)
+                count += 1
+        query = sa.select(videos, evaluations.c.id.label("evaluation")).join(
+            evaluations, evaluations.c.pk == videos.c.evaluation_pk
+        )
+        for row in connection.execute(query).mappings().all():
+            if name_of(row["file"]) not in there:
+                said = video_description(
+                    connection, row["evaluation"], row["seed"], dict(row), row["created_at"]
+                )
+                describe(store, row["file"], row["sha256"], said)
+                count += 1
+    return count
+
+
+def add_policy(connection: Connection, store: Store, name: str, counts: dict[str, int]) -> bool:
+    """Insert the policy of a file that says which it is, and its run if missing; returns whether
+    the policy exists now."""
+    path = store.path("policies", name)
+    file = examine(path)
+    said = description_of(store, name, file.sha256) or _trainers_description(path)
+    if said is None:
+        return False
+    try:
+        run = CreateRun.model_validate(said["run"])
+        version, metadata = int(said["version"]), dict(said["metadata"])
+    except (KeyError, ValueError, TypeError):
+        return False
+    made = float(said.get("created_at", path.stat().st_mtime))
+    p = policies.c
+    pk = _run_pk(connection, run, made, counts)
+    taken = sa.select(p.pk).where(p.run_pk == pk, p.version == version)
+    if connection.execute(taken).scalar() is not None:
+        return False
+    connection.execute(
+        sa.insert(policies).values(
+            run_pk=pk,
+            version=version,
+            step=metadata.get("step"),
+            metadata=metadata,
+            created_at=made,
+            **_columns(file, name, made),
+        )
+    )
+    counts["policies"] += 1
+    return True
+
+
+def _run_pk(connection: Connection, run: CreateRun, made: float, counts: dict[str, int]) -> int:
+    r = runs.c
+    pk = connection.execute(sa.select(r.pk).where(r.name == run.name)).scalar()
+    if pk is None:
+        values = {
+            **run.model_dump(exclude={"exist_ok"}),
+            "status": "stopped",
+            "notes": "rebuilt from its policy files",
+            "created_at": made,
+            "heartbeat_at": made,
+            "finished_at": made,
+        }
+        pk = connection.execute(sa.insert(runs).values(values).returning(r.pk)).scalar_one()
+        counts["runs"] += 1
+    return int(pk)
+
+
+def add_video(connection: Connection, store: Store, name: str, counts: dict[str, int]) -> bool:
+    """Insert the video of a file that says which it is, and its evaluation if missing; returns
+    whether the video exists now."""
+    file = examine(store.path("videos", name))
+    said = description_of(store, name, file.sha256)
+    if said is None:
+        return False
+    try:
+        evaluation = {key: said["evaluation"][key] for key in EVALUATION}
+        fields = CreateEvaluation.model_fields.keys() & evaluation.keys()
+        CreateEvaluation.model_validate({key: evaluation[key] for key in fields})
+        episode = {key: said[key] for key in EPISODE}
+        seed, made = int(said["seed"]), float(said["created_at"])
+    except (KeyError, ValueError, TypeError, ValidationError):
+        return False
+    e, v = evaluations.c, videos.c
+    pk = connection.execute(sa.select(e.pk).where(e.id == evaluation["id"])).scalar()
+    if pk is None:
+        made_row = sa.insert(evaluations).values(evaluation).returning(e.pk)
+        pk = connection.execute(made_row).scalar_one()
+        counts["evaluations"] += 1
+    taken = sa.select(v.pk).where(v.evaluation_pk == pk, v.seed == seed)
+    if connection.execute(taken).scalar() is not None:
+        return False
+    connection.execute(
+        sa.insert(videos).values(
+            evaluation_pk=pk, seed=seed, created_at=made, **episode, **_columns(file, name, made)
+        )
+    )
+    counts["videos"] += 1
+    return True
+
+
+def _columns(file: Examined, name: str, verified_at: float) -> dict[str, Any]:
+    return {
+        "sha256": file.sha256,
+        "file": name,
+        "bytes": file.size,
+        "checksums": file.checksums,
+        "verified_at": verified_at,
+    }
+
+
+def _trainers_description(path: Path) -> dict[str, Any] | None:
+    """From the header of a policy file of `stepwell train` (safetensors); None for other files."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > min(LONGEST_HEADER, path.stat().st_size):
+                return None
+            document = json.loads(json.loads(file.read(size))["__metadata__"]["policy"])
+        step, extra = document["step"], document["extra"]
+        if not (type(step) is int and 0 <= step <= MAX_NUMBER and isinstance(extra, dict)):
+            return None
+        said = {key: extra[key] for key in ("run", "snapshot", "git_commit") if key in extra}
+        run = {
+            "name": extra["run"],
+            "kind": "train",
+            "config": extra.get("training") or {},
+            "git_commit": extra.get("git_commit") or "",
+            "snapshots": [extra["snapshot"]] if extra.get("snapshot") else [],
+        }
+        return {"run": run, "version": step, "metadata": {**said, "step": step}}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
