@@ -200,11 +200,12 @@ def _copy(
     try:
         if place.exists():
             size = place.stat().st_size
-            fits = wanted.size in (None, size) and wanted.sha256 is not None
-            if fits and verify:
-                fits = sha256_of(place) == wanted.sha256
+            fits = size == source.stat().st_size
+            sha256 = wanted.sha256 or (sha256_of(source) if fits else "")
+            if fits and (verify or wanted.sha256 is None):
+                fits = sha256_of(place) == sha256
             if fits:
-                manifest.files.append(Item(wanted.path, size, wanted.sha256 or ""))
+                manifest.files.append(Item(wanted.path, size, sha256))
                 progress(size)
                 return
         item = copy_file(source, place, wanted.sha256, progress)

@@ -29,8 +29,8 @@ from server.index.tables import (
 )
 from server.ingest.index_rows import bucket_of, find_known
 from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
-from server.maintenance.adoption import findable, ids_of
-from server.maintenance.unknown_files import quarantined_files, unknown_files
+from server.maintenance.adoption import findable
+from server.maintenance.unknown_files import ids_of, quarantined_files, unknown_files
 from server.snapshots import manifests
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
@@ -41,7 +41,7 @@ from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
 REBUILD = "stepwell fsck --rebuild --data DIR"
-RESTORE = "restore the file from a backup, or accept the loss of the trajectories in it"
+RESTORE = "restore the file from a backup (stepwell restore, into another directory)"
 KEPT_ASIDE = f"{REBUILD} takes what it misses from such files; delete it if you miss nothing"
 ELSEWHERE = "the next start takes them from files that hold them, too"
 RESTORE_SHARD = "restore the file from a backup: the next start verifies it and makes it live"
@@ -229,7 +229,8 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
             continue
         if not path.exists():
             living = sa.select(t.id).where(t.shard_pk == row["pk"], t.state != "evicted")
-            yield _missing(where, set(c.execute(living).scalars()), elsewhere)
+            if lost := set(c.execute(living).scalars()):
+                yield _missing(where, lost, elsewhere)
             continue
         if row["state"] == "quarantined":
             yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)

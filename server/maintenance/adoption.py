@@ -89,19 +89,6 @@ def findable(connection: Connection, store: Store) -> set[str]:
     return found
 
 
-def ids_of(path: Path) -> list[str]:
-    """The trajectories that a shard or a segment holds; none for other and unreadable files."""
-    try:
-        if path.suffix == ".seg":
-            records = SegmentFile(path).all_records()
-            return [record.entry.id for record in records if "entry" in record.head]
-        if path.parent.parent.name == "shards":
-            return [entry.id for entry in read_footer(Source(path)).entries]
-    except (ShardDamaged, SegmentDamaged, OSError):
-        pass
-    return []
-
-
 # --- trajectories -------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from server.maintenance.shard_deletion import (
     drop_dead_annotations,
     has_deadlines,
 )
-from server.maintenance.unknown_files import UnknownFileSweeper
+from server.maintenance.unknown_files import UnknownFileSweeper, unknown_data
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
@@ -51,6 +51,8 @@ class MaintenanceLoop:
         self._settings, self._db, self._store = settings, db, store
         self._ingest, self._integrity, self._tokens = ingest, integrity, tokens
         self._index_trouble = ""
+        self.aside: list[str] = []
+        """Files in quarantine that hold what the index does not know, for /readyz."""
         self._swept = time.monotonic()
         self._looked = False
         interval = settings.maintenance_interval
@@ -62,6 +64,7 @@ class MaintenanceLoop:
         # No other thread runs yet, so no unknown file belongs to a running transaction.
         self._sweeper = UnknownFileSweeper(db, store)
         self._sweeper.round(older_than=0.0)
+        self._look_at_quarantine()
 
     def start(self) -> None:
         if self._settings.maintenance_interval > 0:
@@ -97,6 +100,11 @@ class MaintenanceLoop:
                 error=str(error)[:300],
             )
 
+    def _look_at_quarantine(self) -> None:
+        self.aside = unknown_data(self._db, self._store)
+        if self.aside:
+            log.warning("files in quarantine hold what the index does not know", files=self.aside)
+
     def _look_at_index(self) -> None:
         """SQLite notices a damaged page only when it reads it, perhaps in a year: check now."""
         try:
@@ -126,5 +134,6 @@ class MaintenanceLoop:
         compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
-            self._sweeper.round(UNKNOWN_AGE)
+            if self._sweeper.round(UNKNOWN_AGE):
+                self._look_at_quarantine()
             drop_dead_annotations(self._db, self._store)

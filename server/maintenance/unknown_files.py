@@ -8,14 +8,19 @@ is older than the files. What the index misses was taken from them before (adopt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import sqlalchemy as sa
 import structlog
 
+from server.checksums import Source
 from server.index.db import Database
 from server.index.tables import FILES, deleted_files, shards, snapshots
 from server.ingest.bulk_insert import FOLDER, SUFFIX
-from server.storage.store import Store
+from server.ingest.index_rows import find_known
+from server.ingest.segments import SegmentDamaged, SegmentFile
+from server.storage.shards import ShardDamaged, read_footer
+from server.storage.store import QUARANTINE, Store
 
 log = structlog.get_logger("stepwell.unknown_files")
 SHARD_FOLDERS = ("shards/fifo", "shards/protected")
@@ -73,6 +78,33 @@ class UnknownFileSweeper:
                 )
                 count += 1
         return count
+
+
+def unknown_data(db: Database, store: Store) -> list[str]:
+    """Files in quarantine, as folder/name, that may hold what the index does not know; not second
+    copies of trajectories, nor snapshots, which trainers make again."""
+    found = []
+    for file in quarantined_files(store):
+        if file.folder == snapshots.name:
+            continue
+        ids = ids_of(store.root / QUARANTINE / file.folder / file.name)
+        with db.read() as connection:
+            if not ids or len(find_known(connection, ids)) < len(set(ids)):
+                found.append(f"{file.folder}/{file.name}")
+    return found
+
+
+def ids_of(path: Path) -> list[str]:
+    """The trajectories that a shard or a segment holds; none for other and unreadable files."""
+    try:
+        if path.suffix == ".seg":
+            records = SegmentFile(path).all_records()
+            return [record.entry.id for record in records if "entry" in record.head]
+        if path.parent.parent.name == "shards":
+            return [entry.id for entry in read_footer(Source(path)).entries]
+    except (ShardDamaged, SegmentDamaged, OSError):
+        pass
+    return []
 
 
 def quarantined_files(store: Store) -> list[UnknownFile]:

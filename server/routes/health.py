@@ -51,6 +51,11 @@ def _health(service: ServiceDep, request: Request) -> Health:
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
     if bad := sorted(service.integrity.damaged_files | service.ingest.sealer.damaged):
         why.append(f"{len(bad)} damaged files, see stepwell fsck: {', '.join(bad[:5])}")
+    if aside := service.maintenance.aside:
+        why.append(
+            f"{len(aside)} files in quarantine hold what the index does not know, see stepwell"
+            f" fsck: {', '.join(aside[:5])}"
+        )
     status: Literal["ok", "degraded"] = "degraded" if why else "ok"
     if getattr(request.state, "principal", None) is None:
         return Health(status=status, version="", writable=trouble is None)

@@ -98,7 +98,8 @@ def test_a_new_index_has_its_guards_and_counters(path: Path) -> None:
         found = {row[0]: " ".join(row[1].split()) for row in rows}
         assert found == {name: " ".join(text.split()) for name, text in TRIGGERS.items()}
         values = dict(c.execute(sa.select(counters.c.name, counters.c.value)).all())
-        assert values == {"change_id": 0, "dataset": 0, "epoch": 0, "uptime": 0}
+        assert values.pop("store") > 0
+        assert values == {"change_id": 0, "dataset": 0, "epoch": 0, "uptime": 0, "serial": 0}
         checks = sa.inspect(c).get_check_constraints("trajectories")
         assert {check["name"] for check in checks} == {
             "ck_trajectories_partition",
@@ -131,7 +132,15 @@ def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"table datasets", "table runs", "table launches"}
     new = after.keys() - before.keys()
-    made = ("consumers", "videos", "version", "saved_queries", "programs", "annotat")
+    made = (
+        "consumers",
+        "videos",
+        "version",
+        "saved_queries",
+        "programs",
+        "annotat",
+        "deleted_files",
+    )
     assert all(any(what in name for what in made) for name in new)
     with closing(sqlite3.connect(first)) as index:
         found = index.execute("SELECT name, owner, inserted_steps FROM datasets").fetchall()

@@ -78,10 +78,6 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "totals wrong": (lambda d: sql(d, "UPDATE partition_stats SET steps = 1"), "totals"),
     "trigger dropped": (lambda d: sql(d, "DROP TRIGGER protected_delete"), "trigger"),
     "row lost": (lambda d: sql(d, "DELETE FROM trajectories WHERE seq = 1"), "totals"),
-    "shard row lost": (
-        lambda d: sql(d, "UPDATE shards SET id = 'sh_0' WHERE pk = 1"),
-        "missing",
-    ),
 }
 
 
@@ -98,7 +94,21 @@ def test_what_does_not_fit_is_found_and_has_a_cure(
     assert all(f.cure for f in report.problems)
 
 
-def test_an_orphan_is_a_note_and_the_next_start_removes_it(
+def test_a_lost_shard_row_is_a_note_and_the_next_start_makes_it_again(
+    data: Path, start: Callable[..., Any]
+) -> None:
+    sql(data, "UPDATE shards SET id = 'sh_0' WHERE pk = 1")
+    report = fsck.check(data)
+    assert report.clean and {f.note for f in report.problems} == {True}
+    live = start()
+    assert len(live.listing()) == 6
+    for one in live.listing():
+        assert live.http.get(f"/v1/trajectories/{one['id']}/steps").is_success
+    live.service.close()
+    assert fsck.check(data, deep=True).problems == []
+
+
+def test_an_unknown_file_is_a_note_and_the_next_start_quarantines_it(
     data: Path, start: Callable[..., Any]
 ) -> None:
     """Known trajectories in an unknown file: a copy that a crash left behind."""
@@ -107,11 +117,15 @@ def test_an_orphan_is_a_note_and_the_next_start_removes_it(
     copy.write_bytes(shard.read_bytes())
     report = fsck.check(data)
     assert [(f.where.endswith(copy.name), f.note) for f in report.problems] == [(True, True)]
-    start()
+    start().service.close()
     assert not copy.exists() and shard.exists()
+    kept = data / "quarantine" / "shards" / "fifo" / copy.name
+    assert kept.read_bytes() == shard.read_bytes()
+    report = fsck.check(data)
+    assert report.clean and [f.where for f in report.problems] == [str(kept.relative_to(data))]
 
 
-def test_a_shard_of_unknown_trajectories_is_never_swept(
+def test_a_shard_of_unknown_trajectories_is_kept_and_a_rebuild_takes_it(
     data: Path, start: Callable[..., Any]
 ) -> None:
     """It may be all that is left after the index was restored from an older backup."""
@@ -119,10 +133,15 @@ def test_a_shard_of_unknown_trajectories_is_never_swept(
     sql(data, "DELETE FROM snapshot_shards WHERE shard_pk = 1")
     sql(data, "DELETE FROM shards WHERE pk = 1")
     report = fsck.check(data)
-    problems = [f for f in report.problems if "does not contain" in f.what]
-    assert len(problems) == 1 and "--rebuild" in problems[0].cure and not problems[0].note
-    start()
-    assert len(list(data.glob("shards/fifo/*"))) == 2
+    assert [f.cure for f in report.problems if "does not know" in f.what and f.note]
+    live = start()
+    assert len(live.listing()) == 3
+    live.service.close()
+    assert len(list(data.glob("quarantine/shards/fifo/*"))) == 1
+    (problem,) = (f for f in fsck.check(data).problems if not f.note and "holds" in f.what)
+    assert "3 trajectories" in problem.what and "--rebuild" in problem.cure
+    assert fsck.main(["--data", str(data), "--rebuild"]) == 0
+    assert len(start().listing()) == 6
 
 
 def test_a_damaged_index_is_refused_with_the_command_that_cures_it(

@@ -304,23 +304,55 @@ def test_without_an_index_policies_come_back_or_are_kept_aside(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A policy file of a trainer says whose it is; no other one is left to be swept."""
+    """Without descriptions, as of earlier versions, a trainer's policy file says whose it is."""
     data = crash(registered[0], tmp_path / "lost")
-    for path in data.glob("index.sqlite*"):
+    for path in (*data.glob("index.sqlite*"), *data.glob("descriptions/*")):
         path.unlink()
     assert fsck.main(["--rebuild", "--data", str(data)]) == 0
     said = capsys.readouterr().out
     assert "1 runs" in said and "1 policies" in said
     for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
         assert word in said.split("not restored:")[1]
-    assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [b"opaque"]
-    assert [p.read_bytes() for p in (data / "lost-videos").iterdir()] == [b"GIF89a frames"]
+    aside = data / "quarantine"
+    assert [p.read_bytes() for p in (aside / "policies").iterdir()] == [b"opaque"]
+    assert [p.read_bytes() for p in (aside / "videos").iterdir()] == [b"GIF89a frames"]
     assert list((data / "videos").iterdir()) == []
-    assert fsck.check(data).problems == []
+    report = fsck.check(data)
+    assert report.clean and {p.where.split("/")[1] for p in report.problems} == {
+        "policies",
+        "videos",
+    }
     live = reopen(start, data)
     run = live.http.get("/v1/runs/r").json()
     assert (run["status"], run["config"], run["snapshots"]) == ("stopped", {"seed": 3}, ["sn_1"])
     assert live.http.get("/v1/runs/r/policies/latest").content == policy_file("r", 5)
+
+
+def test_without_an_index_what_is_described_comes_back(
+    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """Policies of any format, videos, and the runs and evaluations that they are of."""
+    live, _ = registered
+    before = live.http.get("/v1/evaluations").json()["items"]
+    (video,) = live.http.get(f"/v1/evaluations/{before[0]['id']}/videos").json()["items"]
+    opaque = [p for p in live.http.get("/v1/runs/r/policies").json()["items"]]
+    data = crash(live, tmp_path / "lost")
+    for path in data.glob("index.sqlite*"):
+        path.unlink()
+    result = rebuild(data)
+    assert (result.policies, result.videos, result.evaluations) == (2, 1, 1)
+    assert fsck.check(data, deep=True).problems == []
+    again = reopen(start, data)
+    assert again.http.get("/v1/evaluations").json()["items"] == before
+    found = again.http.get(f"/v1/evaluations/{before[0]['id']}/videos").json()["items"]
+    assert [{**one, "created_at": 0} for one in found] == [{**video, "created_at": 0}]
+    assert again.http.get("/v1/runs/r").json()["kind"] == "train"
+    for policy in opaque:
+        data_ = again.http.get(f"/v1/runs/r/policies/{policy['version']}")
+        assert data_.headers["etag"] == f'"{policy["sha256"]}"'
+    listed = again.http.get("/v1/runs/r/policies").json()["items"]
+    kept = ("version", "metadata", "step", "sha256")
+    assert [[p[k] for k in kept] for p in listed] == [[p[k] for k in kept] for p in opaque]
 
 
 def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
@@ -373,7 +405,7 @@ def test_a_rebuild_takes_policies_of_an_index_without_checksums(
     result = rebuild(data)
     assert (result.runs, result.policies) == (1, 2)
     assert not any("polic" in line or line.startswith("videos") for line in result.lost)
-    assert not (data / "lost-policies").exists()
+    assert not (data / "quarantine").exists()
     assert fsck.check(data, deep=True).problems == []
     live = reopen(start, data)
     assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
@@ -393,8 +425,9 @@ def test_a_policy_that_differs_from_the_old_index_is_set_aside(
     assert result.policies == 1
     assert any(line.startswith("policy 5: ") and bad.name in line for line in result.lost)
     assert any(line.startswith("policy_aliases: 1 of 1 rows") for line in result.lost)
-    assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [changed]
-    assert fsck.check(data, deep=True).problems == []
+    aside = data / "quarantine" / "policies"
+    assert [p.read_bytes() for p in aside.iterdir()] == [changed]
+    assert fsck.check(data, deep=True).clean
 
 
 def test_a_rebuild_counts_the_rows_that_it_inserts(
@@ -440,7 +473,7 @@ def test_a_rebuild_that_fails_changes_nothing(
             rebuild(data)
     assert files() == before
     assert rebuild(data).policies == 2
-    assert (data / "lost-policies" / "pol_stray.bin").read_bytes() == b"stray"
+    assert (data / "quarantine" / "policies" / "pol_stray.bin").read_bytes() == b"stray"
     assert not (data / "policies" / "pol_stray.bin").exists()
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from server.index.db import Clock, Database, upgrade
 from server.index.tables import snapshots
-from server.maintenance.orphans import OrphanSweeper
+from server.maintenance.unknown_files import UnknownFileSweeper
 from stepwell.messages import PutLease
 from stepwell.testing import make_spec, make_trajectory
 
@@ -106,14 +106,14 @@ def test_the_newest_snapshot_is_the_one_made_last(live: Any) -> None:
     assert listed == renamed[::-1]
 
 
-def test_a_new_file_is_no_orphan_because_the_clock_has_jumped(
+def test_a_new_file_is_not_unknown_because_the_clock_has_jumped(
     start: Callable[..., Any],
 ) -> None:
     """A file lies there before its transaction names it; its own time says nothing."""
     live = start()
     service, clock = live.service, Hands()
     service.db.clock = clock
-    sweeper = OrphanSweeper(service.db, service.store)
+    sweeper = UnknownFileSweeper(service.db, service.store)
     stored = service.store.put("snapshots", "snap_new.arrow", b"of this moment")
     os.utime(stored.path, (0.0, 0.0))
     assert sweeper.round(3600.0) == 0
@@ -121,3 +121,4 @@ def test_a_new_file_is_no_orphan_because_the_clock_has_jumped(
     assert sweeper.round(3600.0) == 0
     clock.monotonic_now += 2.0
     assert sweeper.round(3600.0) == 1 and not stored.path.exists()
+    assert service.store.quarantined("snapshots") == ["snap_new.arrow"]

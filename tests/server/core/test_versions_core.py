@@ -325,7 +325,7 @@ def test_a_rebuild_sets_aside_what_belongs_to_nothing(start: Callable[..., Any])
     result = rebuild(data)
     assert result.versions == 1
     assert [p.name for p in (data / "versions").iterdir()] == [path.name], "the newer of two"
-    aside = sorted(p.name for p in (data / "lost-versions").iterdir())
+    aside = sorted(p.name for p in (data / "quarantine" / "versions").iterdir())
     assert aside == ["vn_0.parquet", "vn_torn.parquet"]
     assert any("vn_torn" in line for line in result.lost)
 

@@ -272,7 +272,7 @@ def test_fsck_names_a_damaged_file_and_rebuilds_from_the_others(
     assert problem.where.startswith("annotations/") and problem.what == "damaged"
     (data / "index.sqlite").unlink()
     assert rebuild(data).annotations == 1
-    assert len(list((data / "lost-annotations").iterdir())) == 1
+    assert len(list((data / "quarantine" / "annotations").iterdir())) == 1
     service.restart()
     assert client.sql(MEANS).rows == before
     assert [one.name for one in client.annotations("d")] == ["critic"]

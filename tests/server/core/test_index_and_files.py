@@ -1,0 +1,299 @@
+"""An index of one time over a directory of another: nothing that either needs is deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.fsck import main as fsck
+from server.index.db import IndexUnusable
+from server.index.index_file import read_index_mark, refuse_wrong_index
+from server.storage.mark import Mark, read_mark, write_mark
+from stepwell.testing import make_spec, make_trajectory
+
+SPEC = make_spec(observation=3, action=2)
+SQL_WORKERS = 1
+BYTES = {"content-type": "application/octet-stream"}
+GIF = {"content-type": "image/gif"}
+FOLDERS = ("segments", "shards", "policies", "videos", "versions", "annotations", "descriptions")
+
+
+def grow(live: Any, number: int) -> None:
+    """Some of everything; call it with 1, 2, …"""
+    if number == 1:
+        live.create()
+        live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
+    for part in range(2):
+        seed = 100 * number + 10 * part
+        live.post([make_trajectory(SPEC, length=4 + i, seed=seed + i) for i in range(3)])
+        live.flush()
+    policy = f"policy {number}".encode() * 50
+    put = live.http.put(f"/v1/runs/r/policies/{number}", content=policy, headers=BYTES)
+    put.raise_for_status()
+    points = {"points": [{"key": "loss", "step": number, "value": 0.5, "time": 1.0}]}
+    live.http.post("/v1/runs/r/metrics", json=points).raise_for_status()
+    scores = {"seeds": [0], "returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
+    made = live.http.post("/v1/evaluations", json={"policy": "r/1", "env": "e", **scores}).json()
+    url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
+    live.http.put(url, content=b"GIF89a %d" % number, headers=GIF).raise_for_status()
+    live.http.post("/v1/datasets/d/versions", json={"name": f"v{number}"}).raise_for_status()
+    chosen = live.listing()[-1]
+    values = dict.fromkeys(("q", "v", "advantage", "weight"), [0.5] * chosen["length"])
+    body = {
+        "name": f"critic{number}",
+        "policy": "r/1",
+        "trajectories": [{"trajectory": chosen["id"], **values}],
+    }
+    live.http.post("/v1/datasets/d/annotations", json=body).raise_for_status()
+
+
+def state(live: Any) -> dict[str, Any]:
+    """Everything that was acknowledged, read back through the API; damage is an error."""
+    http = live.http
+    ids = sorted(one["id"] for one in live.listing(limit=1000))
+    for one in ids:
+        http.get(f"/v1/trajectories/{one}/steps").raise_for_status()
+    policies = http.get("/v1/runs/r/policies").json()["items"]
+    for policy in policies:
+        got = http.get(f"/v1/runs/r/policies/{policy['version']}").raise_for_status()
+        assert hashlib.sha256(got.content).hexdigest() == policy["sha256"]
+    videos = []
+    for evaluation in http.get("/v1/evaluations").json()["items"]:
+        for video in http.get(f"/v1/evaluations/{evaluation['id']}/videos").json()["items"]:
+            url = f"/v1/evaluations/{evaluation['id']}/videos/{video['seed']}"
+            videos.append(http.get(url).raise_for_status().content)
+    steps = {"sql": "select count(distinct trajectory_id) from d.steps", "timeout": 60}
+    return {
+        "ids": ids,
+        "in steps": http.post("/v1/query", json=steps).raise_for_status().json()["rows"],
+        "policies": sorted((p["version"], p["sha256"]) for p in policies),
+        "videos": sorted(videos),
+        "versions": sorted(
+            (v["name"], v["digest"], v["missing"])
+            for v in http.get("/v1/datasets/d/versions").json()["items"]
+        ),
+        "annotations": sorted(
+            a["name"] for a in http.get("/v1/datasets/d/annotations").json()["items"]
+        ),
+    }
+
+
+def contents(data: Path) -> set[str]:
+    """Hashes of all data files, wherever they are in the directory."""
+    return {
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in (*FOLDERS, *(f"quarantine/{name}" for name in FOLDERS))
+        for path in (data / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def times(start: Callable[..., Any], tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
+    """The directory at two times, and what it held."""
+    live = start(compact_after=0.0, shard_grace=0.0)
+    grow(live, 1)
+    states = [state(live)]
+    live.service.close()
+    early = shutil.copytree(live.data, tmp_path / "early")
+    live = start(compact_after=0.0, shard_grace=0.0)
+    grow(live, 2)
+    live.service.maintenance.round()  # compacts: files of the early time are deleted
+    live.service.maintenance.round()
+    states.append(state(live))
+    live.service.close()
+    late = shutil.copytree(live.data, tmp_path / "late")
+    return early, late, states
+
+
+def pair(index: Path, files: Path, to: Path, *, mark: bool = True) -> Path:
+    shutil.copytree(files, to)
+    shutil.copy(index / "index.sqlite", to / "index.sqlite")
+    if not mark:
+        (to / "mark").unlink()
+    return to
+
+
+def test_an_older_index_is_refused_and_the_command_merges_it(
+    times: Any, start: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early, late, states = times
+    data = pair(early, late, tmp_path / "pair")
+    before = contents(data)
+    with pytest.raises(IndexUnusable, match="older than the files.*fsck --rebuild"):
+        start(data=data)
+    assert contents(data) == before
+    assert fsck.main(["--data", str(data)]) == 2
+    assert f"fsck --rebuild --data {data}" in capsys.readouterr().err
+    assert fsck.main(["--data", str(data), "--rebuild"]) == 0
+    assert before <= contents(data)
+    live = start(data=data)
+    assert state(live) == states[1]
+    series = live.http.get("/v1/runs/r/metrics").json()["series"]
+    assert len(series["loss"]) == 1, "of the old index; the newer point was in no file"
+
+
+def test_an_older_index_without_a_mark_deletes_nothing_and_the_command_merges_it(
+    times: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As before the first start of this version, or with the mark removed by hand."""
+    early, late, states = times
+    data = pair(early, late, tmp_path / "pair", mark=False)
+    before = contents(data)
+    live = start(data=data)
+    assert live.http.get("/healthz").is_success
+    assert set(states[0]["ids"]) <= {one["id"] for one in live.listing(limit=1000)}
+    health = live.http.get("/readyz").json()
+    assert health["status"] == "degraded" and "quarantine" in health["detail"]
+    live.service.maintenance.round()
+    live.service.close()
+    assert before <= contents(data)
+    assert fsck.main(["--data", str(data), "--rebuild"]) == 0
+    assert before <= contents(data)
+    assert state(start(data=data)) == states[1]
+
+
+def test_an_index_newer_than_its_files_finds_what_they_hold(
+    times: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The shards of the early time were compacted since; the index names files that are gone."""
+    early, late, states = times
+    data = pair(late, early, tmp_path / "pair")
+    before = contents(data)
+    live = start(data=data)
+    for one in states[0]["ids"]:
+        live.http.get(f"/v1/trajectories/{one}/steps").raise_for_status()
+    later = [one for one in states[1]["ids"] if one not in states[0]["ids"]]
+    assert {live.http.get(f"/v1/trajectories/{one}/steps").status_code for one in later} == {410}
+    live.flush()
+    steps = {"sql": "select distinct trajectory_id from d.steps", "timeout": 60}
+    answer = live.http.post("/v1/query", json=steps).raise_for_status().json()
+    assert sorted(row[0] for row in answer["rows"]) == states[0]["ids"]
+    assert sum(one["trajectories"] for one in answer["excluded"]) == len(later)
+    health = live.http.get("/readyz").json()
+    assert health["status"] == "degraded"
+    live.service.close()
+    gone = before - contents(data)
+    assert not gone or gone <= contents(early), "segments may have been sealed into new shards"
+    problems = [p for p in fsck.check(data).problems if not p.note]
+    assert problems and all(p.cure and "accept" not in p.cure for p in problems)
+
+
+@pytest.mark.parametrize("mark", [True, False])
+def test_an_empty_index_over_data_is_refused(
+    times: Any, start: Callable[..., Any], tmp_path: Path, mark: bool
+) -> None:
+    _, late, states = times
+    data = shutil.copytree(late, tmp_path / "empty")
+    (data / "index.sqlite").write_bytes(b"")
+    if not mark:
+        (data / "mark").unlink()
+    before = contents(data)
+    with pytest.raises(IndexUnusable, match="is empty.*fsck --rebuild"):
+        start(data=data)
+    assert contents(data) == before
+    assert fsck.main(["--data", str(data), "--rebuild"]) == 0
+    assert before <= contents(data)
+    assert state(start(data=data)) == states[1]
+
+
+def test_an_index_that_was_copied_before_its_files_finds_them(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The trajectories were in a segment then, and are in a shard of which it knows nothing."""
+    live = start()
+    grow(live, 1)
+    sent = [make_trajectory(SPEC, length=5, seed=900 + i) for i in range(30)]
+    live.post(sent)
+    copied = tmp_path / "copy.sqlite"
+    with (
+        closing(sqlite3.connect(live.data / "index.sqlite")) as source,
+        closing(sqlite3.connect(copied)) as made,
+    ):
+        source.backup(made)
+    live.flush()
+    expected = state(live)
+    live.service.close()
+    data = shutil.copytree(live.data, tmp_path / "restored")
+    shutil.copy(copied, data / "index.sqlite")
+    with pytest.raises(IndexUnusable, match="copied before them"):
+        start(data=data)
+    (data / "mark").unlink()
+    assert fsck.check(data).clean, "the next start finds everything"
+    assert state(start(data=data)) == expected
+
+
+def test_marks_tell_an_index_from_another_directorys(
+    times: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    early, _, _ = times
+    other = start(data=tmp_path / "other")
+    other.create()
+    other.service.close()
+    shutil.copy(tmp_path / "other" / "index.sqlite", early / "index.sqlite")
+    with pytest.raises(IndexUnusable, match="another directory"):
+        refuse_wrong_index(early, early / "index.sqlite")
+
+
+def test_a_mark_is_never_ahead_of_its_index(start: Callable[..., Any]) -> None:
+    live = start()
+    live.create()
+    for seed in range(3):
+        live.post([make_trajectory(SPEC, length=3, seed=seed)])
+        mark, index = read_mark(live.data), read_index_mark(live.data / "index.sqlite")
+        assert mark is not None and index is not None
+        assert (mark.store, mark.serial) == (index.store, index.serial)
+
+
+def test_a_torn_mark_is_none(tmp_path: Path) -> None:
+    write_mark(tmp_path, Mark(7, 123))
+    assert read_mark(tmp_path) == Mark(7, 123)
+    text = (tmp_path / "mark").read_text()
+    for changed in (text.replace("123", "124"), text[:30], ""):
+        (tmp_path / "mark").write_text(changed)
+        assert read_mark(tmp_path) is None
+
+
+def test_files_of_the_index_that_lie_under_another_name_are_adopted(
+    start: Callable[..., Any],
+) -> None:
+    live = start()
+    grow(live, 1)
+    expected = state(live)
+    live.service.close()
+    for folder in ("policies", "videos", "versions", "annotations"):
+        (path,) = (live.data / folder).iterdir()
+        path.rename(path.with_name(f"found{path.suffix}"))
+    again = start()
+    assert state(again) == expected
+    again.service.close()
+    assert fsck.check(live.data, deep=True).problems == []
+
+
+def test_deleted_files_do_not_come_back(start: Callable[..., Any]) -> None:
+    """What the index gave up is deleted, also by the next start; it is not unknown."""
+    from server.storage.hold import DeletionHold
+
+    live = start()
+    grow(live, 1)
+    hold = DeletionHold(live.data)
+    live.http.delete("/v1/runs/r").raise_for_status()
+    live.http.delete("/v1/datasets/d/annotations?annotation=critic1").raise_for_status()
+    assert len(list((live.data / "policies").iterdir())) == 1, "a backup may be reading it"
+    live.service.maintenance.round()
+    assert len(list((live.data / "annotations").iterdir())) == 1
+    live.service.close()
+    hold.release()
+    again = start()
+    for folder in ("policies", "annotations"):
+        assert list((live.data / folder).iterdir()) == []
+    assert not (live.data / "quarantine").exists()
+    assert len(list((live.data / "descriptions").iterdir())) == 1, "the video's"
+    assert again.http.get("/readyz").json()["status"] == "ok"
