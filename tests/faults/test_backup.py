@@ -1,0 +1,213 @@
+"""Backups under load, killed anywhere, restored: nothing acknowledged before one began is lost."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from server.app import create_app
+from server.fsck import main as fsck
+from server.settings import Settings
+from stepwell.codec import decode
+from stepwell.errors import ServiceUnreachable
+from stepwell.testing import wait_until
+from tests.failpoints import failpoints_of
+from tests.faults.conftest import Ledger, Traffic, listing
+
+BACKUPS = int(os.environ.get("STEPWELL_BACKUPS", "3"))
+ROUNDS = 2
+"""Rounds of traffic before the first backup."""
+EAGER = {
+    "STEPWELL_SHARD_GRACE": "0",
+    "STEPWELL_COMPACT_AFTER": "0",
+    "STEPWELL_MAINTENANCE_INTERVAL": "0.1",
+    "STEPWELL_SEAL_IDLE": "0.2",
+    "STEPWELL_SQL_WORKERS": "1",
+}
+
+
+def command(name: str, *args: object, failpoint: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepwell.cli", name, *map(str, args)],
+        env=os.environ | {"STEPWELL_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+class Load(threading.Thread):
+    """Traffic until it is told to stop."""
+
+    def __init__(self, traffic: Traffic):
+        super().__init__(daemon=True)
+        self.traffic, self.stopping = traffic, threading.Event()
+        self.started_rounds = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.started_rounds += 1
+                self.traffic.round(self.started_rounds + 100)
+        except ServiceUnreachable:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self.stopping.set()
+        self.join(120)
+        if self.error is not None:
+            raise self.error
+
+
+def judge_restored(app: Any, before: Ledger) -> None:
+    """Everything of the ledger is there, byte for byte; later things may be there, too."""
+    here = [item["id"] for item in listing(app, "kept")]
+    assert len(here) == len(set(here)), "something is there twice"
+    assert set(before.kept) <= set(here)
+    for trajectory_id, digest in before.kept.items():
+        steps = app.get(f"/v1/trajectories/{trajectory_id}/steps").raise_for_status()
+        assert decode(steps.content)[1][0].digest == digest
+    for version in before.policies:
+        app.get(f"/v1/runs/r/policies/{version}").raise_for_status()
+    for evaluation in before.videos:
+        app.get(f"/v1/evaluations/{evaluation}/videos/0").raise_for_status()
+    noted = app.get("/v1/datasets/kept/annotations").raise_for_status().json()["items"]
+    assert {one["name"] for one in noted} >= before.annotations
+    found = {v["name"] for v in app.get("/v1/datasets/kept/versions").json()["items"]}
+    assert set(before.versions) - before.doubtful <= found
+
+
+def check_restored(data: Path, before: Ledger) -> None:
+    assert [p for p in fsck.check(data, deep=True).problems if not p.note] == []
+    settings = Settings(data=data, sql_workers=0, maintenance_interval=0)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
+        judge_restored(app, before)
+        assert app.get("/readyz").json()["status"] == "ok"
+
+
+def frozen(ledger: Ledger) -> Ledger:
+    """A copy of what was acknowledged so far; another thread may be adding to it."""
+    while True:
+        try:
+            return copy.deepcopy(ledger)
+        except RuntimeError:  # it changed meanwhile
+            continue
+
+
+def test_backups_under_load_lose_nothing(
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Traffic],
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    """At random moments, beside sealing, eviction, compaction and deletion without any grace."""
+    rng = random.Random(BACKUPS)
+    service = start_service(env=EAGER)
+    client = traffic(service)
+    client.prepare()
+    for number in range(1, ROUNDS + 1):
+        client.round(number)
+    load = Load(client)
+    load.start()
+    target = tmp_path / "backups"
+    for number in range(BACKUPS):
+        some_more = len(ledger.kept) + rng.randrange(12)
+        wait_until(lambda: len(ledger.kept) >= some_more or not load.is_alive(), 120)  # noqa: B023
+        before = frozen(ledger)
+        made = command("backup", target, "--data", service.data)
+        assert made.returncode == 0, made.stderr
+        data = tmp_path / f"restored{number}"
+        put_back = command("restore", target, "--data", data)
+        assert put_back.returncode == 0, put_back.stderr
+        check_restored(data, before)
+        shutil.rmtree(data)
+    load.finish()
+
+
+ON_BACKUP = [n for n in failpoints_of("server") if n.startswith("backup.")]
+ON_MISSING = ("adopt.before_commit", "adopt.after_commit", "unknown.after_move")
+ON_RESTORE = [n for n in failpoints_of("server") if n.startswith("restore.")]
+
+
+@pytest.fixture
+def filled(
+    start_service: Callable[..., Any], traffic: Callable[[Any], Traffic], ledger: Ledger
+) -> Any:
+    service = start_service(env=EAGER)
+    client = traffic(service)
+    client.prepare()
+    client.round(1)
+    client.post("kept", 2)
+    return service
+
+
+def test_a_backup_that_dies_anywhere_is_made_by_the_next_one(
+    filled: Any, ledger: Ledger, tmp_path: Path
+) -> None:
+    target = tmp_path / "backups"
+    for name in ON_BACKUP:
+        died = command("backup", target, "--data", filled.data, failpoint=name)
+        assert died.returncode == -9, (name, died.stderr)
+        whole = len(list(target.glob("backups/*/manifest.json")))
+        assert whole == (name == "backup.after_manifest"), name
+        assert command("backup", target, "--data", filled.data).returncode == 0
+        data = tmp_path / name
+        assert command("restore", target, "--data", data).returncode == 0
+        check_restored(data, ledger)
+        shutil.rmtree(target)
+    client = filled.client()
+    with client:
+        client.delete_version("kept@v1")
+        assert not any((filled.data / "versions").iterdir()), "no dead backup holds deletions"
+
+
+def test_a_restore_that_dies_anywhere_goes_on(filled: Any, ledger: Ledger, tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    assert command("backup", target, "--data", filled.data).returncode == 0
+    for name in ON_RESTORE:
+        data = tmp_path / name
+        died = command("restore", target, "--data", data, failpoint=name)
+        assert died.returncode == -9, (name, died.stderr)
+        refused = command("fsck", "--data", data)
+        assert refused.returncode == 2, (name, refused.stdout)
+        assert command("restore", target, "--data", data).returncode == 0
+        check_restored(data, ledger)
+
+
+@pytest.mark.parametrize("name", ON_MISSING)
+def test_dying_while_missing_files_are_looked_for_loses_nothing(
+    name: str, filled: Any, ledger: Ledger
+) -> None:
+    with filled.client() as client:
+        client.flush("kept")
+    filled.kill()
+    data = filled.data
+    for shard in (data / "shards").rglob("*.parquet"):
+        # Its row names a file that is not there; the data lie under a name that no row has.
+        shard.rename(shard.with_name(shard.name.replace("sh_", "sh_f")))
+    (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
+    filled.start(wait=False, env={"STEPWELL_FAILPOINT": name})
+    assert filled.wait_exit() == -9, filled.tail()
+    check_after(data, ledger)
+
+
+def check_after(data: Path, ledger: Ledger) -> None:
+    settings = Settings(data=data, sql_workers=0, maintenance_interval=0)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
+        judge_restored(app, ledger)
+    assert (data / "quarantine" / "policies" / "pol_stray.bin").read_bytes() == b"stray"
+    assert fsck.check(data, deep=True).clean
