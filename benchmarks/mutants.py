@@ -63,7 +63,10 @@ INGEST = (
 """The tests of ingest in tests/server/core; the other tests there query stored data."""
 
 GROUPS = {
-    "auth": Group(("server/auth.py",), ("tests/server/registry/test_auth.py",)),
+    "auth": Group(
+        ("server/auth.py", "server/rights.py", "server/quotas.py"),
+        tuple(f"tests/server/registry/test_{name}.py" for name in ("auth", "rights", "quotas")),
+    ),
     "ingest": Group(("server/ingest/*.py",), tuple(f"tests/server/core/{name}" for name in INGEST)),
     "storage": Group(("server/storage/*.py",), ("tests/server/core",)),
     "sql": Group(

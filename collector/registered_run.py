@@ -35,7 +35,7 @@ from collector.process_env import ProcessEnv, open_process_envs
 from stepwell._git import git_commit
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
-from stepwell.errors import NotFound, StepwellError
+from stepwell.errors import NotFound, StepwellError, Unauthorized
 from stepwell.heartbeat import Heartbeat
 from stepwell.messages import PARTIALLY_OBSERVABLE, Capacity
 from stepwell.outbox import Outbox
@@ -111,14 +111,18 @@ def open_dataset(
         if not create:
             detail = f"{error.detail}; without --no-create it would be made"
             raise NotFound({**error.problem, "detail": detail}) from None
-        client.create_dataset(
-            name,
-            interface.spec,
-            capacity=capacity,
-            description=description or f"collected in {interface.env_id}",
-            tags=[PARTIALLY_OBSERVABLE] if interface.partially_observable else [],
-            exist_ok=True,  # another collector may have been faster
-        )
+        try:
+            client.create_dataset(
+                name,
+                interface.spec,
+                capacity=capacity,
+                description=description or f"collected in {interface.env_id}",
+                tags=[PARTIALLY_OBSERVABLE] if interface.partially_observable else [],
+                exist_ok=True,  # another collector may have been faster
+            )
+        except Unauthorized as refusal:
+            detail = f"there is no dataset {name!r}, and {refusal.detail}".replace("NAME", name)
+            raise Unauthorized({**refusal.problem, "detail": detail}) from None
         spec = client.spec(name)
     return interface.for_dataset(spec, name)
 

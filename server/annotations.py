@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.annotation_rows import drop_annotations, insert_annotation
-from server.index.db import Database, find_pk, write_audit
+from server.index.db import Database, count_audit, find_pk, write_audit
 from server.index.deleted_files import delete_given_up
 from server.index.tables import annotation_files, datasets
 from server.problems import ProblemError, not_found
@@ -48,7 +48,9 @@ class Annotations:
         self._lock = threading.Lock()
         """Held from the look-up of known trajectories to the insertion of the others."""
 
-    def add(self, dataset: str, name: str, policy: str, values: pa.Table) -> AnnotateResult:
+    def add(
+        self, dataset: str, name: str, policy: str, values: pa.Table, caller: str = "local"
+    ) -> AnnotateResult:
         """Store the values of trajectories that have none of this name, as stepwell/step_values.py
         has them.
 
@@ -70,12 +72,14 @@ class Annotations:
             fresh = [i for i in alive if ids[i] not in known]
             if fresh:
                 chosen = values if len(fresh) == len(ids) else values.take(fresh)
-                self._insert(dataset, pk, name, policy, chosen)
+                self._insert(dataset, pk, name, policy, chosen, caller)
         return AnnotateResult(
             stored=len(fresh), known=len(alive) - len(fresh), gone=len(ids) - len(alive)
         )
 
-    def _insert(self, dataset: str, pk: int, name: str, policy: str, found: pa.Table) -> None:
+    def _insert(
+        self, dataset: str, pk: int, name: str, policy: str, found: pa.Table, caller: str
+    ) -> None:
         header = AnnotationHeader(
             dataset=dataset,
             name=name,
@@ -100,6 +104,8 @@ class Annotations:
                     checksums=stored.checksums,
                     verified_at=header.created_at,
                 )
+                counted = {"trajectories": header.trajectories, "steps": header.steps}
+                count_audit(c, caller, "annotation.add", f"{dataset}/{name}", **counted)
                 failpoint("annotation.before_commit")
         except BaseException:
             self._store.delete("annotations", stored.path.name)

@@ -1,20 +1,18 @@
-"""Authentication and authorisation: opaque tokens, their scopes, and the scopes of each route.
+"""Authentication: opaque tokens, their scopes and quotas, and the door that checks them.
 
     stw_<id>_<secret>      id finds the row; sha256(secret) is compared in constant time
 
-`AuthMiddleware` checks them before a byte of the body is read. The service is open only on
-loopback, and only while the operator has set no token and none has been created. A route that is
-not in RULES requires `admin`.
+`AuthMiddleware` checks them before a byte of the body is read; rights.py says what a route needs.
+The service is open only on loopback, and only while the operator has set no token and none has
+been created.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import hmac
 import ipaddress
 import math
-import re
 import secrets
 import time
 from collections import OrderedDict
@@ -23,14 +21,17 @@ from dataclasses import dataclass
 import anyio.to_thread
 import sqlalchemy as sa
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.body_memory import declared_length
 from server.index.db import Database, write_audit
 from server.index.tables import tokens
 from server.oidc import IdTokens, looks_like_id_token
 from server.problems import ProblemError, not_found
+from server.quotas import Quotas
+from server.rights import LOCAL, OPERATOR, Principal, Right, right_of
 from server.settings import Settings
-from stepwell.messages import CreateToken, Page, Token
+from stepwell.messages import CreateToken, Page, PatchToken, Token
 
 log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
@@ -45,87 +46,6 @@ FAILURES, FORGIVEN_EVERY = 20, 3.0
 MAX_ADDRESSES = 1024
 """Most addresses in memory; the one with the oldest failure is dropped first."""
 
-_GET = ("GET", "HEAD")
-_NAME = r"(?P<dataset>[^/]+)"
-
-RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
-    # (methods, path, scopes of which one is required); "ingest:{dataset}" is filled from the path.
-    # The first match counts. `admin` grants everything.
-    (_GET, r"/v1/(tokens|audit)(/.*)?", ("admin",)),
-    (_GET, rf"/v1/datasets/{_NAME}(/consumers)?", ("read", "train", "ingest:{dataset}")),
-    (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
-    (_GET, r"/v1/query/schema", ("sql", "read")),
-    (_GET, r"/v1/queries(/.*)?", ("sql", "read", "train")),
-    (_GET, r"/openapi\.json", ("read", "sql", "train", "ingest")),
-    (_GET, r"/v1/.*|/metrics", ("read", "train")),
-    (("POST",), r"/v1/datasets", ("ingest:*",)),
-    (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
-    # A condition may read any dataset, as that of a snapshot may.
-    (("POST",), rf"/v1/datasets/{_NAME}/versions", ("train",)),
-    (("POST",), rf"/v1/datasets/{_NAME}/annotations(/values)?", ("train",)),
-    (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
-    (("POST",), r"/v1/query", ("sql",)),
-    # The route refuses whoever is neither its owner nor an admin.
-    (("PUT", "DELETE"), r"/v1/queries/[^/]+", ("sql",)),
-    (("PUT", "PATCH", "DELETE"), r"/v1/datasets/[^/]+/consumers/[^/]+", ("train",)),
-    (("POST",), r"/v1/snapshots", ("train",)),
-    (("PUT", "DELETE"), r"/v1/snapshots/[^/]+/lease", ("train",)),
-    (("POST",), r"/v1/runs(/[^/]+/metrics)?", ("train", "ingest")),
-    (("PATCH",), r"/v1/runs/[^/]+", ("train", "ingest")),
-    (("PUT",), r"/v1/runs/[^/]+/(policies|aliases)/[^/]+", ("train",)),
-    (("POST",), r"/v1/evaluations", ("train", "ingest")),
-    (("PUT",), r"/v1/evaluations/[^/]+/videos/[^/]+", ("train", "ingest")),
-    (("PUT",), r"/v1/workers/[^/]+(/programs/[^/]+)?", ("train", "ingest")),
-    (("POST",), r"/v1/launches/claim", ("train", "ingest")),
-    (("PATCH",), r"/v1/launches/[^/]+", ("train", "ingest")),
-)
-_RULES = tuple((methods, re.compile(path), scopes) for methods, path, scopes in RULES)
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The caller. `who` is written to the audit log: a token's id, "operator" or "local"."""
-
-    who: str
-    scopes: tuple[str, ...]
-
-    def may(self, needed: str) -> bool:
-        """Whether one of the scopes covers `needed`.
-
-        "ingest" requires any ingest scope, "ingest:hopper" one whose pattern matches that dataset,
-        "ingest:*" one for all datasets.
-        """
-        return any(_covers(scope, needed) for scope in self.scopes)
-
-
-LOCAL = Principal("local", ("admin",))
-OPERATOR = Principal("operator", ("admin",))
-
-
-def _covers(scope: str, needed: str) -> bool:
-    if scope in ("admin", needed):
-        return True
-    kind, _, dataset = needed.partition(":")
-    if kind != "ingest":
-        return False
-    if scope == "ingest" or (needed == "ingest" and scope.startswith("ingest:")):
-        return True
-    # A dataset's name contains no "*", so the name "*" (all datasets) is matched by "*" alone.
-    return scope.startswith("ingest:") and fnmatch.fnmatchcase(
-        dataset, scope.removeprefix("ingest:")
-    )
-
-
-def scopes_for(method: str, path: str) -> tuple[str, ...]:
-    """The scopes of which a caller needs one; ("admin",) for a route without a rule."""
-    for methods, pattern, scopes in _RULES:
-        if method in methods:
-            found = pattern.fullmatch(path.rstrip("/") or "/")
-            if found is not None:
-                dataset = found.groupdict().get("dataset") or ""
-                return tuple(s.replace("{dataset}", dataset) for s in scopes)
-    return ("admin",)
-
 
 @dataclass(slots=True)
 class _Known:
@@ -135,6 +55,7 @@ class _Known:
     hash: str
     saved_at: float | None
     """`last_used_at` in the index; the token's is newer by up to USED_INTERVAL."""
+    quotas: Quotas
 
     def live(self, now: float) -> bool:
         return self.token.expires_at is None or now < self.token.expires_at
@@ -154,7 +75,10 @@ class TokenStore:
         with db.read() as c:
             rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
             self._known = {
-                row["id"]: _Known(Token(**row), row["hash"], row["last_used_at"]) for row in rows
+                row["id"]: _Known(
+                    Token(**row), row["hash"], row["last_used_at"], Quotas.of(dict(row))
+                )
+                for row in rows
             }
 
     @property
@@ -209,16 +133,21 @@ class TokenStore:
         known.token.last_used_at = now
         return Principal(token_id, tuple(known.token.scopes))
 
-    def authorise(self, principal: Principal, method: str, path: str) -> None:
-        """Raise 403 unless the caller has one of the scopes that the route requires."""
-        needed = scopes_for(method, path)
-        if any(principal.may(scope) for scope in needed):
-            return
+    def quotas(self, principal: Principal) -> Quotas | None:
+        """Of a token; the operator, people with ID tokens and callers without any have none."""
+        known = self._known.get(principal.who)
+        return None if known is None else known.quotas
+
+    def authorise(self, principal: Principal, method: str, path: str) -> Right:
+        """The right of the route. Raises 403 unless the caller has one of its scopes."""
+        right = right_of(method, path)
+        if principal.may_any(right.scopes):
+            return right
         raise ProblemError(
             403,
             "forbidden",
-            f"the token may not {method} {path}",
-            expected="one of " + ", ".join(dict.fromkeys((*needed, "admin"))),
+            f"the token may not {method} {path}" + f"; {right.advice}" * bool(right.advice),
+            expected="one of " + ", ".join(right.scopes),
             got=", ".join(principal.scopes),
         )
 
@@ -241,13 +170,33 @@ class TokenStore:
             scopes=list(dict.fromkeys(body.scopes)),
             created_at=now,
             expires_at=None if body.expires_in is None else now + body.expires_in,
+            **_limits(body),
         )
         values = token.model_dump(exclude={"token"})
         with self._db.write() as c:
             c.execute(sa.insert(tokens).values(hash=_hash(secret), **values))
-            write_audit(c, who, "token.create", token.id, name=token.name, scopes=token.scopes)
-        self._known[token.id] = _Known(token, _hash(secret), None)
+            noted = {name: limit for name, limit in _limits(body).items() if limit is not None}
+            write_audit(
+                c, who, "token.create", token.id, name=token.name, scopes=token.scopes, **noted
+            )
+        unused = {"bytes_used": 0.0, "bytes_used_at": now}
+        self._known[token.id] = _Known(token, _hash(secret), None, Quotas.of(values | unused))
         return token.model_copy(update={"token": f"stw_{token.id}_{secret}"})
+
+    def change(self, token_id: str, body: PatchToken, who: str) -> Token:
+        """Change the quotas of a token; they hold from the next request on."""
+        known = self._known.get(token_id)
+        if known is None:
+            raise not_found("token", token_id)
+        given = body.model_dump(exclude_unset=True)
+        if given:
+            with self._db.write() as c:
+                c.execute(sa.update(tokens).where(tokens.c.id == token_id).values(**given))
+                write_audit(c, who, "token.change", token_id, **given)
+            known.token = known.token.model_copy(update=given)
+            known.quotas.requests.limit = known.token.requests_per_minute
+            known.quotas.bytes.limit = known.token.bytes_per_day
+        return known.token
 
     def page(self) -> Page[Token]:
         """All tokens, newest first, on one page: a service has dozens, not thousands."""
@@ -261,7 +210,9 @@ class TokenStore:
         others = [known for id_, known in list(self._known.items()) if id_ != token_id]
         now = time.time()
         managed = any("admin" in known.token.scopes and known.live(now) for known in others)
-        if others and not managed and self._settings.token is None:
+        # On loopback the last of all may go, and opens the service; elsewhere it would lock it.
+        needed = bool(others) or (not self._settings.loopback and self.id_tokens is None)
+        if needed and not managed and self._settings.token is None:
             raise ProblemError(
                 409,
                 "conflict",
@@ -289,7 +240,8 @@ class TokenStore:
         with self._db.write() as c:
             for known, used in due:
                 where = tokens.c.id == known.token.id
-                c.execute(sa.update(tokens).where(where).values(last_used_at=used))
+                spent = {"bytes_used": known.quotas.bytes.now(), "bytes_used_at": time.time()}
+                c.execute(sa.update(tokens).where(where).values(last_used_at=used, **spent))
         for known, used in due:
             known.saved_at = used
 
@@ -345,6 +297,7 @@ class AuthMiddleware:
         book: TokenStore = scope["app"].state.service.auth
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         is_open = scope["path"] in OPEN
+        counted: _Counted | None = None
         try:
             given = None if header is None else header.decode("latin-1")
             if book.id_tokens is not None and (id_token := book.id_token(given)):
@@ -353,20 +306,49 @@ class AuthMiddleware:
                 principal = Principal(who, scopes)
             else:
                 principal = book.authenticate(given)
-            scope.setdefault("state", {})["principal"] = principal
+            state = scope.setdefault("state", {})
+            state["principal"] = principal
             if not is_open:
-                book.authorise(principal, scope["method"], scope["path"])
+                quotas = book.quotas(principal)
+                if quotas is not None:
+                    quotas.admit(declared_length(scope))
+                    receive = counted = _Counted(scope, receive, quotas)
+                state["right"] = book.authorise(principal, scope["method"], scope["path"])
         except ProblemError as error:
             wait = 0.0
             if error.status == 401 and header is not None:
                 wait = self._failed.count(address_of(scope))
             if not is_open:
+                if counted is not None:
+                    counted.give_back()
                 refusal = _too_many(wait) if wait else error
                 # The body was not read, so the connection cannot carry another request.
                 refusal.headers["connection"] = "close"
                 await refusal.response()(scope, receive, send)
                 return
-        await self.app(scope, receive, send)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if counted is not None:
+                counted.give_back()
+
+
+class _Counted:
+    """`receive` of a request whose body was counted as declared: what does not come is given
+    back."""
+
+    def __init__(self, scope: Scope, receive: Receive, quotas: Quotas):
+        self._receive, self._quotas = receive, quotas
+        self._left = declared_length(scope) or 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        return message
+
+    def give_back(self) -> None:
+        if self._left > 0:
+            self._quotas.bytes.add(-self._left)
 
 
 def address_of(scope: Scope) -> str:
@@ -379,6 +361,10 @@ def address_of(scope: Scope) -> str:
     if address.version == 6:
         return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
     return str(address)
+
+
+def _limits(body: CreateToken) -> dict[str, int | None]:
+    return {name: getattr(body, name) for name in PatchToken.model_fields}
 
 
 def _too_many(wait: float) -> ProblemError:

@@ -16,7 +16,7 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
 
-from server.index.db import IndexUnusable, revision, upgrade
+from server.index.db import IndexUnusable, has_admin_token, revision, upgrade
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
@@ -33,6 +33,7 @@ SERVE_EXAMPLES = """\
   stepwell serve --data ./data
   stepwell serve --data ./data --port 0 --log-level warning
   export STEPWELL_TOKEN=$(openssl rand -hex 32); stepwell serve --data ./data --host 0.0.0.0
+  stepwell tokens create me admin; stepwell serve --data ./data --host 0.0.0.0
   STEPWELL_DATA=./data STEPWELL_SQL_WORKERS=4 stepwell serve"""
 DB = """\
 Show or migrate the schema of the index. `stepwell serve` migrates when it starts; this command
@@ -55,10 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         settings = Settings(**options)
     except ValidationError as error:
         return _fail(_explain(error), status=2)
-    if not settings.loopback and settings.token is None:
+    if not settings.loopback and not _has_keys(settings):
         return _fail(
-            f"refusing to listen on {settings.host} without a token: any client could write. Set"
-            " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)",
+            f"refusing to listen on {settings.host}: no token or issuer would let anyone in. Set"
+            " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32); or start the"
+            " service on loopback and create an admin's token, which it keeps: stepwell tokens"
+            " create me admin; or set STEPWELL_OIDC_ISSUER",
             status=2,
         )
     configure_logging(settings.log_level)
@@ -74,6 +77,16 @@ def main(argv: list[str] | None = None) -> int:
             " choose another with --port, or 0 for a free one"
         )
     return _serve(settings, listener)
+
+
+def _has_keys(settings: Settings) -> bool:
+    """Whether somebody could manage a service that lets nobody in without a token."""
+    if settings.token is not None or settings.oidc_issuer:
+        return True
+    try:
+        return has_admin_token(settings.index_file)
+    except IndexUnusable:
+        return False
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:

@@ -52,8 +52,8 @@ class RequestLimits:
 
     def _check_host(self, headers: dict[str, str]) -> None:
         settings = self.settings
-        if settings.token is not None and not settings.loopback and not settings.allowed_hosts:
-            return  # the public name is unknown here, and the token protects the service
+        if not settings.loopback and not settings.allowed_hosts:
+            return  # the public name is unknown here, and every caller there needs a token
         host = _host_of(headers.get("host", ""))
         allowed = LOCAL | {settings.host.lower()} | {h.lower() for h in settings.allowed_hosts}
         if host not in allowed:

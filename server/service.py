@@ -28,6 +28,7 @@ from server.maintenance.adoption import adopt_missing
 from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.problems import ProblemError
+from server.rights import LOCAL, Access, Right
 from server.settings import Settings
 from server.snapshots.snapshots import Snapshots
 from server.sql.pool import SqlPool
@@ -122,13 +123,20 @@ async def _service(request: Request) -> Service:
     return service
 
 
+async def _access(request: Request) -> Access:
+    state = request.state
+    right = getattr(state, "right", None) or Right(request.method, request.url.path)
+    return Access(getattr(state, "principal", LOCAL), right)
+
+
 async def caller(request: Request) -> str:
     """The caller for the audit log: a token's id, "operator" or "local"."""
-    principal = getattr(request.state, "principal", None)
-    return "local" if principal is None else str(principal.who)
+    return (await _access(request)).who
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
+AccessDep = Annotated[Access, Depends(_access)]
+"""For routes whose right depends on the object."""
 Caller = Annotated[str, Depends(caller)]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
@@ -139,12 +147,6 @@ def raw_body(*media_types: str) -> dict[str, Any]:
     """`openapi_extra` of a route that reads the raw body."""
     content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
     return {"requestBody": {"required": True, "content": content}}
-
-
-def may(request: Request, *scopes: str) -> bool:
-    """Whether the caller has one of the scopes."""
-    principal = getattr(request.state, "principal", None)
-    return principal is None or any(principal.may(scope) for scope in scopes)
 
 
 async def refuse_unknown_parameters(request: Request) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 import httpx2
 import orjson
+from pydantic import ValidationError
 
 from stepwell import messages, step_values
 from stepwell._files import whole_file
@@ -1170,11 +1171,33 @@ class Client(Transport):
     # --- tokens -----------------------------------------------------------------------------
 
     def create_token(
-        self, name: str, scopes: Sequence[str], expires_in: float | None = None
+        self,
+        name: str,
+        scopes: Sequence[str],
+        expires_in: float | None = None,
+        *,
+        bytes_per_day: int | None = None,
+        requests_per_minute: int | None = None,
     ) -> Token:
         """Create a token. Its secret, in `token`, is returned only by this call."""
-        body = request(messages.CreateToken, name=name, scopes=scopes, expires_in=expires_in)
+        body = request(
+            messages.CreateToken,
+            name=name,
+            scopes=scopes,
+            expires_in=expires_in,
+            bytes_per_day=bytes_per_day,
+            requests_per_minute=requests_per_minute,
+        )
         return self.ask(Token, "POST", "/v1/tokens", body=body)
+
+    def change_token(self, token_id: str, **quotas: int | None) -> Token:
+        """Set the quotas of a token: `bytes_per_day`, `requests_per_minute`; None takes one
+        away."""
+        try:
+            body = messages.PatchToken(**quotas)
+        except ValidationError as error:
+            raise InvalidData(str(error.errors()[0]["msg"]), got=repr(quotas)) from None
+        return self.ask(Token, "PATCH", route("tokens", token_id), body=body)
 
     def tokens(self) -> list[Token]:
         return self.items(Token, "/v1/tokens")
@@ -1185,7 +1208,7 @@ class Client(Transport):
     def audit(
         self, *, limit: int = 100, cursor: str | None = None
     ) -> messages.Page[messages.AuditEntry]:
-        """One page of deletions, demotions and tokens, newest first; needs the scope admin."""
+        """One page of what was changed by whom, newest first; needs the scope admin."""
         params = {"limit": limit, "cursor": cursor}
         return self.ask(messages.Page[messages.AuditEntry], "GET", "/v1/audit", params=params)
 

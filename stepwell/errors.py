@@ -152,6 +152,9 @@ class JobFailed(StepwellError):
         self.job = job
 
 
+NOT_OWNER = "not_owner"
+"""Code of the 403 for an object that was made with another token."""
+
 _BY_STATUS: dict[int, type[ServiceError]] = {
     400: BadRequest,
     401: Unauthorized,

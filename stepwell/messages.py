@@ -30,7 +30,7 @@ NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 VERSIONED = r"^[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9._-]{0,63})?$"
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 ANNOTATION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
-SCOPE = r"^(read|sql|train|admin|ingest(:[a-z0-9._*-]+)?)$"
+SCOPE = r"^(read|sql|train|admin|ingest(:[a-z0-9._*-]+)?|play(:[A-Za-z0-9._*-]+)?)$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Versioned = Annotated[str, StringConstraints(pattern=VERSIONED)]
 """A dataset, or a version of it: "hopper" or "hopper@v3"."""
@@ -234,6 +234,8 @@ class Dataset(Response):
     last_ingest_at: float | None = None
     excluded: list[Excluded] = []
     """Damaged files. Their trajectories are excluded from SQL `steps` and from new snapshots."""
+    created_by: str = ""
+    """Who created it, as in the audit log; "" if that is unknown."""
 
 
 class FlushResult(Response):
@@ -561,6 +563,8 @@ class Job(Response):
     error: Problem | None = None
     created_at: float
     finished_at: float | None = None
+    owner: str = ""
+    """Who made it, as in the audit log; "" if that is unknown."""
 
 
 class JobAccepted(Response):
@@ -781,6 +785,8 @@ class Run(Response):
     """Step of the newest point of every metric; unchanged curves need not be read again."""
     alive: bool = True
     """True if its status is running and its last heartbeat is at most 45 seconds old."""
+    owner: str = ""
+    """Who made it, as in the audit log; "" if that is unknown."""
 
     @property
     def label(self) -> str:
@@ -876,6 +882,8 @@ class Evaluation(CreateEvaluation):
 
     id: str
     created_at: float
+    owner: str = ""
+    """Who made it, as in the audit log; "" if that is unknown."""
 
 
 class Video(Response):
@@ -926,6 +934,8 @@ class Worker(PutWorker):
     started_at: float
     heartbeat_at: float
     alive: bool = True
+    owner: str = ""
+    """Who made it, as in the audit log; "" if that is unknown."""
 
 
 class PostCommand(Request):
@@ -998,6 +1008,10 @@ class Launch(Response):
     error: str = ""
     run: str = ""
     created_at: float
+    owner: str = ""
+    """Who made it, as in the audit log; "" if that is unknown."""
+    claimer: str = ""
+    """Who claimed it; `claimed_by` is the launcher's name, which anyone may choose."""
 
 
 class Claimed(Response):
@@ -1005,6 +1019,9 @@ class Claimed(Response):
 
 
 # --- tokens and health ----------------------------------------------------------------------------
+
+
+Quota = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class CreateToken(Request):
@@ -1015,6 +1032,16 @@ class CreateToken(Request):
     ]
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds until expiry; null for no expiry."""
+    bytes_per_day: Quota | None = None
+    """Quota of bytes in bodies; null for none."""
+    requests_per_minute: Quota | None = None
+
+
+class PatchToken(Request):
+    """New quotas of a token; null takes one away."""
+
+    bytes_per_day: Quota | None = None
+    requests_per_minute: Quota | None = None
 
 
 class Token(Response):
@@ -1024,20 +1051,27 @@ class Token(Response):
     created_at: float
     expires_at: float | None = None
     last_used_at: float | None = None
+    bytes_per_day: int | None = None
+    requests_per_minute: int | None = None
     token: str | None = None
     """The secret, returned only when the token is created."""
 
 
 class AuditEntry(Response):
-    """A deletion, demotion, or a token given or revoked."""
+    """A change, or, of what happens often, all changes of a day by one caller to one subject."""
 
     time: float
+    """Of the first."""
     who: str
-    """Id of a token, "operator", or "local" without tokens."""
+    """Id of a token, "operator", "oidc:ADDRESS", "local" without tokens; "service": itself."""
     action: str
     subject: str
     """Name or id of what it was done to."""
     detail: Json = {}
+    """Where several are counted, their sums."""
+    count: int = 1
+    until: float | None = None
+    """Time of the last of those that are counted."""
 
 
 class Health(Response):

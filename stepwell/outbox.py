@@ -53,6 +53,7 @@ from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
 from stepwell._plural import pluralize
 from stepwell.codec import encode
 from stepwell.errors import (
+    NOT_OWNER,
     BadRequest,
     Busy,
     CodecError,
@@ -64,6 +65,7 @@ from stepwell.errors import (
     ServiceUnreachable,
     StepwellError,
     TooLarge,
+    Unauthorized,
 )
 from stepwell.failpoints import failpoint
 from stepwell.messages import IngestItem
@@ -553,8 +555,12 @@ class Outbox:
         try:
             contents = [content for _, content in group]
             items = KINDS[kind].send(self._client, self.destination, shared, contents, repeated)
-        except (BadRequest, TooLarge, Conflict, InvalidData) as error:
-            if isinstance(error, ServiceError) and error.status not in _FINAL:
+        except (BadRequest, TooLarge, Conflict, InvalidData, Unauthorized) as error:
+            # Another token may be set tomorrow, but who made the run does not change.
+            final = isinstance(error, ServiceError) and (
+                error.status in _FINAL or error.code == NOT_OWNER
+            )
+            if isinstance(error, ServiceError) and not final:
                 raise  # not caused by the items, but by another server, a proxy or a setting
             # The whole request was refused; bisect it to find the refused items.
             if len(group) > 1:

@@ -47,7 +47,8 @@ def served(service) -> set[str]:
 
 @pytest.fixture(scope="module")
 def documented() -> set[str]:
-    return set(re.findall(r"^\| `([A-Z]+ /\S*)` \|", (DOCS / "http.md").read_text(), re.MULTILINE))
+    text = (DOCS / "http.md").read_text().partition("\n## Rights")[0]
+    return set(re.findall(r"^\| `([A-Z]+ /\S*)` \|", text, re.MULTILINE))
 
 
 def test_every_route_of_the_service_is_documented(served, documented):
@@ -321,3 +322,31 @@ def test_every_config_file_of_relabelers_is_accepted(block, tmp_path):
     (tmp_path / "x.toml").write_text(block)
     config = resolve(["offline", "--config", str(tmp_path / "x.toml")]).config
     assert make_relabelers(config.data.relabel)
+
+
+# --- rights -----------------------------------------------------------------------------------
+
+
+def test_the_table_of_rights_is_that_of_the_code():
+    """To write it again: python -m server.rights --write"""
+    from server.rights import DOCUMENT, RIGHTS, with_table
+
+    text = DOCUMENT.read_text()
+    assert text == with_table(text)
+    for right in RIGHTS:
+        assert f"| `{right.method} {right.path}` |" in text.partition("## Rights")[2]
+
+
+def test_every_counted_action_is_documented():
+    """docs/http.md names the actions that have one row a day, and no other."""
+    counted = set()
+    for path in (ROOT / "server").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "count_audit":
+                action = node.args[2]
+                names = ast.walk(action) if not isinstance(action, ast.Name) else ()
+                counted |= {n.value for n in names if isinstance(n, ast.Constant)}
+    counted |= {"run.change", "run.heartbeat"}
+    section = (DOCS / "http.md").read_text().partition("## The audit log")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+\.\w+)`", " ".join(rows))) == counted

@@ -12,10 +12,10 @@ from dashboard import api, components, formatting
 from dashboard.views import admin_data
 
 SCOPES = ["read", "sql", "train", "ingest", "admin"]
-DAY = 86400.0
+DAY, GB = 86400.0, 1e9
 
 
-@components.view("Admin", "The service, its tokens, and who deleted or gave away what.")
+@components.view("Admin", "The service, its tokens, and who changed what.")
 def show() -> None:
     api.prefetch(api.health, api.datasets)
     _service()
@@ -61,6 +61,8 @@ def _given() -> None:
             {
                 "name": t.name,
                 "scopes": t.scopes,
+                "bytes per day": t.bytes_per_day,
+                "requests per minute": t.requests_per_minute,
                 "created": t.created_at,
                 "last used": t.last_used_at,
                 "expires": t.expires_at,
@@ -69,7 +71,8 @@ def _given() -> None:
             for t in found
         ]
     )
-    components.table(frame, "tokens", times=["created", "last used", "expires"])
+    components.table(frame, "tokens", times=["created", "last used", "expires"],
+                     sizes=["bytes per day"])  # fmt: skip
     names = {t.id: f"{t.name} ({t.id})" for t in found}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("Token", list(names), key="token", format_func=names.__getitem__)
@@ -87,9 +90,12 @@ def _create() -> None:
         name = st.text_input("Whose", key="token_name", placeholder="robot-7")
         scopes = st.multiselect(
             "It may", SCOPES, default=["read"], key="token_scopes", accept_new_options=True,
-            help="ingest:NAME for one dataset only; * stands for any characters",
+            help="ingest:NAME for one dataset only, play:RUN for the policies of one run; "
+            "* stands for any characters",
         )  # fmt: skip
         days = st.number_input("Days until it expires (0: never)", 0, 3650, 90, key="token_days")
+        sends = st.number_input("GB that it may send in a day (0: no limit)", 0.0, key="token_gb")
+        asks = st.number_input("Requests in a minute (0: no limit)", 0, key="token_requests")
         sent = st.form_submit_button("Create", type="primary", key="token_go")
     if not sent:
         return
@@ -97,7 +103,9 @@ def _create() -> None:
 
     def go() -> None:
         seconds = days * DAY if days else None
-        made.append(api.client().create_token(name, scopes, seconds))
+        quotas = {"bytes_per_day": int(sends * GB), "requests_per_minute": int(asks)}
+        given = {quota: limit for quota, limit in quotas.items() if limit}
+        made.append(api.client().create_token(name, scopes, seconds, **given))
 
     if components.attempt(go, f"token of {name} created"):
         st.success("Its secret, shown this once:")
@@ -131,15 +139,16 @@ def _audit() -> None:
     pages = components.Pages("audit")
     found, following = api.audit(pages.cursor)
     if not found:
-        st.caption("Nothing was deleted or demoted, and no token given.")
+        st.caption("Nothing was changed.")
         return
     frame = pd.DataFrame(
         [
             {
-                "when": e.time,
+                "when": e.until or e.time,
                 "who": e.who,
                 "action": e.action,
                 "subject": e.subject,
+                "times": e.count,
                 "detail": components.show_json(e.detail) if e.detail else "",
             }
             for e in found

@@ -64,13 +64,14 @@ class Imports:
         if removed:
             log.info("remains of imports removed", files=removed)
 
-    def check(self, options: ImportOptions) -> None:
+    def check(self, options: ImportOptions, may_create: bool = True) -> None:
         """Before the body is read: raise 404 if the dataset is missing and not to be created."""
         try:
             self._registry.get(options.dataset)
         except ProblemError as error:
             if not options.create:
-                error.detail += "; add create=true to create it from the file"
+                if may_create:
+                    error.detail += "; add create=true to create it from the file"
                 raise
             CreateDataset(name=options.dataset, spec={})
 
@@ -121,22 +122,26 @@ class Imports:
                 self._store.delete(FOLDER, upload)
         return upload, sha.hexdigest(), file.size
 
-    def submit(self, options: ImportOptions, upload: str, sha256: str, size: int) -> Job:
-        """Queue the job that imports an upload."""
+    def submit(
+        self, options: ImportOptions, upload: str, sha256: str, size: int, who: str = "local"
+    ) -> Job:
+        """Queue the job that imports an upload; `who` owns it."""
         options = replace(options, sha256=sha256, size=size)
         payload = {"upload": upload, **asdict(options)}
-        work = partial(self._run, options, upload)
+        work = partial(self._run, options, upload, who)
         try:
-            return self._jobs.submit("import", work, payload, "waiting for a free thread")
+            return self._jobs.submit("import", work, payload, "waiting for a free thread", who=who)
         except BaseException:
             self._store.delete(FOLDER, upload)
             raise
 
     # --- the job, in order of execution ---------------------------------------------------------
 
-    def _run(self, options: ImportOptions, upload: str, context: JobContext) -> dict[str, Any]:
+    def _run(
+        self, options: ImportOptions, upload: str, who: str, context: JobContext
+    ) -> dict[str, Any]:
         try:
-            return self._import(options, self._store.path(FOLDER, upload), context)
+            return self._import(options, self._store.path(FOLDER, upload), who, context)
         except OSError as error:
             log.error(
                 "an import could not be written and was undone: free disk space",
@@ -151,7 +156,9 @@ class Imports:
         finally:
             self._store.delete(FOLDER, upload)
 
-    def _import(self, options: ImportOptions, path: Path, context: JobContext) -> dict[str, Any]:
+    def _import(
+        self, options: ImportOptions, path: Path, who: str, context: JobContext
+    ) -> dict[str, Any]:
         context.report(0.0, "reading the file")
         existing = self._existing(options)
         stream = frames(
@@ -166,7 +173,9 @@ class Imports:
         dataset = existing or RegisteredDataset(
             0, options.dataset, spec, spec.digest, arrow_schema(spec)
         )
-        bulk = BulkInsert(self._settings, self._db, self._store, dataset, options.partition, count)
+        bulk = BulkInsert(
+            self._settings, self._db, self._store, dataset, options.partition, count, who
+        )
         try:
             done = 0
             for header, payload in stream:
@@ -186,7 +195,7 @@ class Imports:
             metadata = plan.get("metadata") or {}
             if plan.get("format") in FORMATS:  # recognised by its content
                 options = replace(options, format=plan["format"])
-            stored = bulk.commit(None if existing else self._creator(options, spec, metadata))
+            stored = bulk.commit(None if existing else self._creator(options, spec, metadata, who))
         except BaseException:
             bulk.abandon()
             raise
@@ -230,14 +239,16 @@ class Imports:
             "options": asdict(options) | {"env": env, "spec": spec.to_json() if spec else None},
         }
 
-    def _creator(self, options: ImportOptions, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
+    def _creator(
+        self, options: ImportOptions, spec: EnvSpec, metadata: dict[str, Any], who: str
+    ) -> Any:
         described = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
         text = f"Imported ({options.format}){': ' + described if described else ''}"[:4096]
         tags = [options.format]
         if metadata.get("partially_observable") in (1, "1", "true", "True"):
             tags.append(PARTIALLY_OBSERVABLE)
         body = CreateDataset(name=options.dataset, spec=spec.to_json(), description=text, tags=tags)
-        return lambda connection: insert_dataset(connection, body, spec)
+        return lambda connection: insert_dataset(connection, body, spec, who)
 
 
 def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:

@@ -19,9 +19,10 @@ import sqlalchemy as sa
 import structlog
 import uuid_utils
 
-from server.index.db import Database, first_rows, newest_first
+from server.index.db import Database, first_rows, newest_first, write_audit
 from server.index.tables import jobs as table
 from server.problems import ProblemError, not_found
+from server.rights import EVERYTHING, Access
 from stepwell.messages import Job, Page, Problem
 
 log = structlog.get_logger("stepwell.jobs")
@@ -68,8 +69,16 @@ class Jobs:
         self._closed = False
         self._fail_interrupted()
 
-    def submit(self, kind: str, work: Work, payload: dict[str, Any], message: str = "") -> Job:
-        """Queue `work`. Its arguments, `payload`, are stored in its row."""
+    def submit(
+        self,
+        kind: str,
+        work: Work,
+        payload: dict[str, Any],
+        message: str = "",
+        *,
+        who: str = "local",
+    ) -> Job:
+        """Queue `work`. Its arguments, `payload`, and its owner are stored in its row."""
         job_id = f"job_{uuid_utils.uuid7()}"
         context = JobContext(job_id)
         context.message = message
@@ -82,8 +91,11 @@ class Jobs:
                     message=message,
                     payload=payload,
                     created_at=time.time(),
+                    owner=who,
                 )
             )
+            about = {"kind": kind, "dataset": payload.get("dataset", "")}
+            write_audit(c, who, "job.create", job_id, **about)
         with self._lock:
             if self._closed:
                 raise ProblemError(503, "shutting_down", "the service is stopping")
@@ -91,29 +103,39 @@ class Jobs:
             self._pool.submit(self._run, context, work)
         return self.get(job_id)
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str, access: Access = EVERYTHING) -> Job:
         with self._db.read() as c:
             row = c.execute(sa.select(table).where(table.c.id == job_id)).mappings().first()
         if row is None:
             raise not_found("job", job_id)
+        access.require(row["owner"], f"job {job_id}")
         return self._message(row)
 
     def page(
-        self, *, limit: int = 100, cursor: int | None = None, state: str | None = None
+        self,
+        *,
+        limit: int = 100,
+        cursor: int | None = None,
+        state: str | None = None,
+        access: Access = EVERYTHING,
     ) -> Page[Job]:
-        """Sorted newest first."""
+        """Sorted newest first; those that the caller may read."""
+        query = newest_first(table, cursor, state=state).where(*access.mine(table.c.owner))
         with self._db.read() as c:
-            rows, last = first_rows(c, newest_first(table, cursor, state=state), limit)
+            rows, last = first_rows(c, query, limit)
         items = [self._message(row) for row in rows]
         return Page[Job](items=items, next=None if last is None else str(last["pk"]))
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str, access: Access = EVERYTHING) -> Job:
         """Request cancellation, which the job checks regularly. An ended job is returned as is."""
+        self.get(job_id, access)
         with self._lock:
             context = self._live.get(job_id)
-            if context is not None:
-                context.cancel()
-        return self.get(job_id)
+        if context is not None:
+            context.cancel()
+            with self._db.write() as c:
+                write_audit(c, access.who, "job.cancel", job_id)
+        return self.get(job_id, access)
 
     def close(self) -> None:
         """Stop: running jobs are cancelled and marked as interrupted."""

@@ -16,6 +16,7 @@ switched off (`isolation_level = None`) and BEGIN is issued here.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
@@ -46,6 +47,14 @@ COUNTERS = ("change_id", "epoch", "uptime", "dataset", "serial", "store")
 class IndexUnusable(RuntimeError):
     """The index cannot be used; the message says what to do."""
 
+
+DAY = 86_400.0
+_COUNT = """
+    UPDATE audit SET count = count + 1, until = :now, detail = json_set(detail{sums})
+    WHERE pk = (SELECT max(pk) FROM audit
+                WHERE action = :action_ AND subject = :subject_ AND who = :who_)
+    AND time >= :today AND until IS NOT NULL
+"""
 
 SAVE_UPTIME_EVERY = 1.0
 """Seconds; uptime is also saved with every other transaction."""
@@ -172,10 +181,32 @@ def _bump(connection: Connection, name: str) -> int:
     return int(value)
 
 
+SERVICE = "service"
+"""Who, in the audit log, where nobody asked."""
+
+
 def write_audit(c: Connection, who: str, action: str, subject: str, **detail: Any) -> None:
     """Insert a row of the audit log, in the transaction of the change it records."""
     row = {"time": time.time(), "who": who, "action": action, "subject": subject}
     c.execute(sa.insert(audit).values(**row, detail=detail))
+
+
+def count_audit(c: Connection, who: str, action: str, subject: str, **amounts: float) -> None:
+    """The same for what happens often: one row a day for each (who, action, subject), with the
+    number of times, the last time, and the sums of `amounts`. An action is always written or always
+    counted."""
+    now = time.time()
+    sums = "".join(
+        f", '$.{name}', coalesce(json_extract(detail, '$.{name}'), 0) + :{name}" for name in amounts
+    )
+    found = c.execute(
+        sa.text(_COUNT.format(sums=sums)),
+        {"now": now, "today": now - now % DAY, **amounts}
+        | {"who_": who, "action_": action, "subject_": subject},
+    )
+    if found.rowcount == 0:
+        row = {"who": who, "action": action, "subject": subject, "detail": amounts}
+        c.execute(sa.insert(audit).values(time=now, until=now, **row))
 
 
 def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> int:
@@ -271,6 +302,22 @@ def revision(path: Path) -> str | None:
     finally:
         connection.close()
     return str(row[0]) if row else None
+
+
+def has_admin_token(path: Path) -> bool:
+    """Whether the index has a token with the scope admin that is neither revoked nor expired."""
+    if not path.exists():
+        return False
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        try:
+            rows = connection.execute(
+                "SELECT scopes FROM tokens WHERE revoked_at IS NULL"
+                " AND (expires_at IS NULL OR expires_at > ?)",
+                (time.time(),),
+            ).fetchall()
+            return any("admin" in json.loads(row[0]) for row in rows)
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise IndexUnusable(f"{path} cannot be read ({error}); see: {REBUILD}") from None
 
 
 def upgrade(path: Path) -> str:

@@ -46,7 +46,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0018"
+REVISION = "0019"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -85,6 +85,7 @@ datasets = Table(
     Column("inserted_steps", BigInteger, nullable=False, server_default="0"),  # of training, total
     Column("created_at", Float, nullable=False),
     Column("last_ingest_at", Float),
+    Column("created_by", Text, nullable=False, server_default=""),
 )
 
 partition_stats = Table(
@@ -381,6 +382,7 @@ runs = Table(
     Column("created_at", Float, nullable=False),
     Column("heartbeat_at", Float, nullable=False),
     Column("finished_at", Float),
+    Column("owner", Text, nullable=False, server_default=""),  # who made it; "": unknown
 )
 
 metrics = Table(
@@ -442,6 +444,7 @@ evaluations = Table(
     Column("normalised", Float),
     Column("details", JSON, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
+    Column("owner", Text, nullable=False, server_default=""),  # who made it; "": unknown
 )
 
 videos = Table(
@@ -492,6 +495,7 @@ workers = Table(
     Column("command_at", Float),
     Column("started_at", Float, nullable=False),
     Column("heartbeat_at", Float, nullable=False),
+    Column("owner", Text, nullable=False, server_default=""),  # who made it; "": unknown
 )
 
 launches = Table(
@@ -510,6 +514,8 @@ launches = Table(
     Column("run", Text, nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
     Column("log", Text, nullable=False, server_default=""),  # its tail
+    Column("owner", Text, nullable=False, server_default=""),  # who made it; "": unknown
+    Column("claimer", Text, nullable=False, server_default=""),  # who claimed it
 )
 
 programs = Table(
@@ -537,6 +543,7 @@ jobs = Table(
     Column("created_at", Float, nullable=False),
     Column("started_at", Float),
     Column("finished_at", Float),
+    Column("owner", Text, nullable=False, server_default=""),  # who made it; "": unknown
 )
 
 tokens = Table(
@@ -550,6 +557,10 @@ tokens = Table(
     Column("expires_at", Float),
     Column("last_used_at", Float),
     Column("revoked_at", Float),
+    Column("bytes_per_day", BigInteger),  # quotas; NULL: none
+    Column("requests_per_minute", BigInteger),
+    Column("bytes_used", Float, nullable=False, server_default="0"),  # of the quota …
+    Column("bytes_used_at", Float),  # … at this time; it is forgiven evenly
 )
 
 audit = Table(
@@ -557,11 +568,13 @@ audit = Table(
     metadata,
     Column("pk", Integer, primary_key=True),
     Column("time", Float, nullable=False),
-    Column("who", Text, nullable=False),  # token id, or "local"
+    Column("who", Text, nullable=False),  # token id, "operator", "local", or "service"
     Column("action", String(64), nullable=False),
     Column("subject", Text, nullable=False),
     Column("detail", JSON, nullable=False, server_default="{}"),
-    Index("ix_audit_action_subject", "action", "subject"),
+    Column("count", BigInteger, nullable=False, server_default="1"),  # times from `time` …
+    Column("until", Float),  # … to this one; NULL: it happened once
+    Index("ix_audit_action_subject_who", "action", "subject", "who"),
 )
 
 saved_queries = Table(

@@ -11,13 +11,13 @@ to segments: the source file is the durable copy until the commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_change_id
+from server.index.db import Database, next_change_id, write_audit
 from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
@@ -26,6 +26,7 @@ from server.ingest.seal import NewShard, insert_shard_row, new_shard
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
 from server.settings import Settings
+from server.storage.shards import Entry
 from server.storage.store import Store, new_name
 from stepwell.codec import to_batch
 from stepwell.failpoints import failpoint
@@ -57,6 +58,8 @@ class BulkInsert:
     partition: str
     count: int
     """Upper bound of the trajectories to add: this many sequence numbers are reserved."""
+    who: str = "local"
+    """Whose import it is, for the audit log."""
     _next: int = 0
     _group: list[ValidTrajectory] = field(default_factory=list)
     _bytes: int = 0
@@ -112,9 +115,7 @@ class BulkInsert:
         failpoint("import.after_commit")
         self._forget_marks()
         entries = [entry for shard in self._shards for entry in shard.entries]
-        return BulkResult(
-            len(entries), sum(e.rows - 1 for e in entries), self._duplicates, self._evicted
-        )
+        return BulkResult(len(entries), _steps(entries), self._duplicates, self._evicted)
 
     def abandon(self) -> None:
         """Remove what was written; has no effect after a commit."""
@@ -142,7 +143,8 @@ class BulkInsert:
         return pk
 
     def _insert(self, connection: Connection, pk: int, now: float) -> None:
-        ids = [entry.id for shard in self._shards for entry in shard.entries]
+        entries = [entry for shard in self._shards for entry in shard.entries]
+        ids = [entry.id for entry in entries]
         if find_known(connection, ids):
             raise ProblemError(
                 409,
@@ -163,6 +165,8 @@ class BulkInsert:
                 for number, entry in enumerate(shard.entries)
             ]
             insert_rows(connection, rows)
+        counted = {"trajectories": len(ids), "steps": _steps(entries)}
+        write_audit(connection, self.who, "trajectories.import", self.dataset.name, **counted)
         evict_over_capacity(connection, pk, change_id)
 
     def _write(self) -> None:
@@ -187,6 +191,10 @@ class BulkInsert:
         for shard_id in self._marks:
             self.store.delete(FOLDER, shard_id + SUFFIX)
         self._marks = []
+
+
+def _steps(entries: Sequence[Entry]) -> int:
+    return sum(entry.rows - 1 for entry in entries)
 
 
 def check_room(settings: Settings, store: Store) -> None:

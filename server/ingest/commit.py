@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_change_id
+from server.index.db import Database, count_audit, next_change_id
 from server.index.tables import datasets
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
@@ -62,6 +63,8 @@ class Submission:
     partition: str
     items: list[tuple[Entry, Encoded]]
     """Entries (seq still 0) with their encoded records."""
+    who: str = "local"
+    """Who sent them, for the audit log."""
     answer: Future[list[IngestItem]] = field(default_factory=Future)
 
     @property
@@ -78,6 +81,8 @@ class _Plan:
     specs: dict[int, RegisteredDataset] = field(default_factory=dict)
     repeats: list[tuple[IngestItem, IngestItem]] = field(default_factory=list)
     """Duplicates inside the group: they get the seq of the first."""
+    senders: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
+    """What is new, by who sent it and dataset."""
 
 
 class Committer:
@@ -225,6 +230,7 @@ class Committer:
                     assert segment is not None
                     segment_pk = segment.pk or insert_segment(connection, segment.name, now)
                     self._index(connection, plan, segment_pk, offsets, now)
+                _note(connection, plan)
                 failpoint("index.before_commit")
         except Exception as error:
             self._give_up(error, written)
@@ -274,6 +280,8 @@ class Committer:
                     firsts[entry.id] = (entry, dataset.pk, item)
                     plan.fresh.setdefault(dataset.pk, []).append((entry, record, item))
                     plan.specs[dataset.pk] = dataset
+                    sums = plan.senders.setdefault((submission.who, dataset.pk), Counter())
+                    sums.update(trajectories=1, steps=entry.rows - 1, bytes=entry.bytes)
             plan.answers.append((submission, items))
 
     def _append(self, plan: _Plan) -> list[int]:
@@ -378,6 +386,12 @@ def _defect(name: str, error: BaseException) -> None:
 
 
 # --- the result of a trajectory that is not stored --------------------------------------------
+
+
+def _note(connection: Connection, plan: _Plan) -> None:
+    """Who sent what, in the audit log."""
+    for (who, pk), sums in plan.senders.items():
+        count_audit(connection, who, "trajectories.post", plan.specs[pk].name, **sums)
 
 
 def answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: KnownTrajectory) -> None:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_change_id
+from server.index.db import SERVICE, Database, count_audit, next_change_id
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
@@ -162,5 +162,8 @@ def _index_missing_rows(
                 for seq, record in enumerate(unique.values(), first)
             ],
         )
+        # Who sent them is not in the records.
+        counted = {"trajectories": len(unique)}
+        count_audit(connection, SERVICE, "trajectories.recover", dataset_name, **counted)
         evict_over_capacity(connection, key, change_id)
     return pk, sum(map(len, missing.values()))

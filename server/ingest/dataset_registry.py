@@ -9,7 +9,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_dataset_pk
+from server.index.db import Database, next_dataset_pk, write_audit
 from server.index.tables import datasets
 from server.problems import ProblemError, not_found
 from stepwell.messages import Capacity, CreateDataset
@@ -56,7 +56,7 @@ class DatasetRegistry:
         self._known.pop(name, None)
 
 
-def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
+def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec, who: str) -> int:
     """Insert an empty dataset in the caller's transaction (an import creates it with its data).
 
     Returns its key. Raises 409 if the name is taken.
@@ -83,9 +83,11 @@ def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -
             description=body.description,
             tags=body.tags,
             created_at=time.time(),
+            created_by=who,
             **capacity_columns(body.capacity),
         )
     )
+    write_audit(connection, who, "dataset.create", body.name)
     return pk
 
 

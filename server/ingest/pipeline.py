@@ -59,6 +59,7 @@ class Ingest:
         reservation: Reservation,
         *,
         wait_sealed: bool = False,
+        who: str = "local",
     ) -> IngestResult:
         """Store the trajectories of `body`; returns when they are durable. Blocks.
 
@@ -67,7 +68,8 @@ class Ingest:
         """
         dataset = self.registry.get(name)
         reservation.add(decoded_bytes(len(body), dataset.spec))
-        items = self._store(dataset, partition, read_body(body, dataset), reservation)
+        found = read_body(body, dataset)
+        items = self._store(dataset, partition, found, reservation, who)
         result = IngestResult(dataset=name, partition=partition, items=items)
         if wait_sealed:
             self.sealer.flush()
@@ -82,6 +84,7 @@ class Ingest:
         partition: Partition,
         found: Iterator[ValidTrajectory | RefusedTrajectory],
         reservation: Reservation,
+        who: str,
     ) -> list[IngestItem]:
         now = time.time()
         fresh: list[tuple[Entry, Encoded]] = []
@@ -93,7 +96,7 @@ class Ingest:
             entry = entry_of(one, partition, now)
             message = one.message or rebuilt(one.trajectory, dataset, reservation)
             fresh.append((entry, encode_entry(dataset.name, entry, message)))
-        settled = iter(self._commit(Submission(dataset, partition, fresh), reservation))
+        settled = iter(self._commit(Submission(dataset, partition, fresh, who=who), reservation))
         count = len(fresh) + len(refused)
         return [refused.get(number) or next(settled) for number in range(count)]
 

@@ -146,7 +146,8 @@ def add_video(connection: Connection, store: Store, name: str, counts: dict[str,
     if said is None:
         return False
     try:
-        evaluation = {key: said["evaluation"][key] for key in EVALUATION}
+        given = said["evaluation"]
+        evaluation = {key: given[key] for key in EVALUATION if key in given}
         fields = CreateEvaluation.model_fields.keys() & evaluation.keys()
         CreateEvaluation.model_validate({key: evaluation[key] for key in fields})
         episode = {key: said[key] for key in EPISODE}

@@ -35,7 +35,7 @@ LABELS = ("tags", "flags", "notes")
 CAPACITY = ("capacity_trajectories", "capacity_steps", "capacity_bytes")
 DATASET = (
     *("spec", "spec_digest", *CAPACITY, "description", "tags"),
-    *("next_seq", "evicted", "created_at", "last_ingest_at"),
+    *("next_seq", "evicted", "created_at", "last_ingest_at", "created_by"),
 )
 ROWS_AT_ONCE = 1000
 LONGEST_HEADER = 100_000_000
@@ -228,6 +228,7 @@ def _dataset(row: dict[str, Any]) -> dict[str, Any] | None:
             digest == row["spec_digest"]
             and isinstance(parsed["tags"], list)
             and isinstance(row["description"], str)
+            and isinstance(row.get("created_by", ""), str)
             and all(type(row[name]) is int for name in ("next_seq", "evicted"))
             and all(isinstance(row[name], int | None) for name in CAPACITY)
             and type(row["created_at"]) is float

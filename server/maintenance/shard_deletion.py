@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.annotation_rows import drop_annotations
-from server.index.db import Database, next_change_id
+from server.index.db import SERVICE, Database, count_audit, next_change_id
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import (
     leases,
@@ -148,6 +148,7 @@ def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
         pks = [row.pk for row in rows]
         connection.execute(sa.delete(snapshot_shards).where(snapshot_shards.c.snapshot_pk.in_(pks)))
         connection.execute(sa.delete(snapshots).where(n.pk.in_(pks)))
+        count_audit(connection, SERVICE, "snapshot.expire", "snapshots", snapshots=len(pks))
         s = shards.c
         connection.execute(
             sa.delete(shards).where(

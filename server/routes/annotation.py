@@ -25,10 +25,12 @@ router = APIRouter(prefix="/v1/datasets/{name}/annotations", tags=["annotations"
 
 
 @router.post("")
-def post_annotations(service: ServiceDep, name: str, body: PostAnnotations) -> AnnotateResult:
+def post_annotations(
+    service: ServiceDep, name: str, body: PostAnnotations, caller: Caller
+) -> AnnotateResult:
     """Store values of steps. Safe to repeat: a trajectory is annotated once under a name."""
     values = table_of([one.model_dump() for one in body.trajectories])
-    return service.annotations.add(name, body.name, body.policy, values)
+    return service.annotations.add(name, body.name, body.policy, values, caller)
 
 
 @router.post("/values", openapi_extra=raw_body(ARROW))
@@ -38,6 +40,7 @@ async def post_values(
     name: str,
     annotation: Annotated[str, Query(pattern=ANNOTATION_NAME)],
     policy: Annotated[str, Query(min_length=1, max_length=200)],
+    caller: Caller,
 ) -> AnnotateResult:
     """The same as an Arrow stream (stepwell/step_values.py), whose limit is STEPWELL_MAX_BODY."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -47,11 +50,11 @@ async def post_values(
             expected=ARROW, got=kind or "none",
         )  # fmt: skip
     body = await read_whole_body(request)
-    return await run_in_threadpool(_add, service, name, annotation, policy, body)
+    return await run_in_threadpool(_add, service, name, annotation, policy, body, caller)
 
 
 def _add(
-    service: ServiceDep, name: str, annotation: str, policy: str, body: memoryview
+    service: ServiceDep, name: str, annotation: str, policy: str, body: memoryview, caller: str
 ) -> AnnotateResult:
     try:
         values = decode(body)
@@ -59,7 +62,7 @@ def _add(
         raise ProblemError(
             422, "invalid_stream", str(error), expected=error.expected, got=error.got
         ) from None
-    return service.annotations.add(name, annotation, policy, values)
+    return service.annotations.add(name, annotation, policy, values, caller)
 
 
 @router.get("")

@@ -19,10 +19,10 @@ from fastapi import APIRouter, Path
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database, find_pk, first_rows
+from server.index.db import Database, count_audit, find_pk, first_rows, write_audit
 from server.index.tables import consumers, datasets
 from server.problems import ProblemError, not_found
-from server.service import Limit, ServiceDep
+from server.service import Caller, Limit, ServiceDep
 from stepwell.messages import Consumer, Page, PatchConsumer, PutConsumer, SampleRatio
 
 router = APIRouter(prefix="/v1/datasets/{name}/consumers", tags=["consumers"])
@@ -35,7 +35,7 @@ ALIVE_SECONDS = 45.0
 
 @router.put("/{consumer}")
 def put_consumer(
-    service: ServiceDep, name: str, consumer: ConsumerName, body: PutConsumer
+    service: ServiceDep, name: str, consumer: ConsumerName, body: PutConsumer, caller: Caller
 ) -> Consumer:
     """Report samples, or register; 404 if it is not registered and the body has no ratio."""
     with service.db.write() as c:
@@ -49,6 +49,9 @@ def put_consumer(
             row is None or ratio != _ratio(row) or body.samples < row["samples"]
         ):
             values |= _begin(c, pk, ratio, body.samples)
+            _note_ratio(c, caller, name, consumer, ratio)
+        else:
+            count_audit(c, caller, "consumer.report", f"{name}/{consumer}")
         if row is None:
             fixed = {"dataset_pk": pk, "name": consumer, "created_at": time.time()}
             c.execute(sa.insert(consumers).values(**fixed, **values))
@@ -59,7 +62,7 @@ def put_consumer(
 
 @router.patch("/{consumer}")
 def patch_consumer(
-    service: ServiceDep, name: str, consumer: ConsumerName, body: PatchConsumer
+    service: ServiceDep, name: str, consumer: ConsumerName, body: PatchConsumer, caller: Caller
 ) -> Consumer:
     """Change the ratio from here on, while both sides run."""
     with service.db.write() as c:
@@ -79,6 +82,7 @@ def patch_consumer(
             ) from None
         if ratio != _ratio(row):
             _update(c, row, _begin(c, pk, ratio, row["samples"]))
+            _note_ratio(c, caller, name, consumer, ratio)
         return _message(c, service.db, name, _known(c, pk, consumer))
 
 
@@ -98,13 +102,18 @@ def list_consumers(
 
 
 @router.delete("/{consumer}", status_code=204)
-def delete_consumer(service: ServiceDep, name: str, consumer: ConsumerName) -> None:
+def delete_consumer(service: ServiceDep, name: str, consumer: ConsumerName, caller: Caller) -> None:
     """Unregister: collectors no longer wait for it. A trainer that still reports registers anew."""
     c_ = consumers.c
     with service.db.write() as c:
         pk = find_pk(c, datasets, name)
         _known(c, pk, consumer)
         c.execute(sa.delete(consumers).where(c_.dataset_pk == pk, c_.name == consumer))
+        write_audit(c, caller, "consumer.delete", f"{name}/{consumer}")
+
+
+def _note_ratio(c: Connection, who: str, dataset: str, consumer: str, ratio: SampleRatio) -> None:
+    write_audit(c, who, "consumer.ratio", f"{dataset}/{consumer}", **ratio.model_dump())
 
 
 def _begin(c: Connection, dataset_pk: int, ratio: SampleRatio, samples: int) -> dict[str, Any]:

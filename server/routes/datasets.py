@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.annotation_rows import drop_annotations
-from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
+from server.index.db import (
+    count_audit,
+    find_pk,
+    first_rows,
+    next_change_id,
+    next_epoch,
+    write_audit,
+)
 from server.index.deleted_files import delete_given_up
 from server.index.tables import (
     ALIVE,
@@ -29,7 +38,8 @@ from server.ingest.dataset_registry import capacity_columns, insert_dataset
 from server.ingest.evict import evict_over_capacity
 from server.integrity import excluded
 from server.problems import ProblemError
-from server.service import Caller, Limit, ServiceDep, may
+from server.rights import CREATE_FIRST, Access
+from server.service import AccessDep, Caller, Limit, ServiceDep
 from server.versions.versions import refuse_if_versioned
 from stepwell.messages import (
     Capacity,
@@ -48,22 +58,24 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
 @router.post("", status_code=201)
-def create_dataset(service: ServiceDep, body: CreateDataset) -> Dataset:
+def create_dataset(service: ServiceDep, body: CreateDataset, caller: Caller) -> Dataset:
     # 409 if the name is taken; an `InvalidSpace` becomes 422.
     spec = EnvSpec.from_json(body.spec)
     arrow_schema(spec)  # refuses a spec without columns now, not at the first post
     with service.db.write() as connection:
-        return _read(connection, insert_dataset(connection, body, spec))
+        return _read(connection, insert_dataset(connection, body, spec, caller))
 
 
 @router.get("")
 def list_datasets(
     service: ServiceDep,
+    access: AccessDep,
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> Page[Dataset]:
-    """Sorted by name."""
-    statement = sa.select(datasets).order_by(datasets.c.name)
+    """Sorted by name; those that the caller may read."""
+    statement = sa.select(datasets).where(*access.fitting(datasets.c.name))
+    statement = statement.order_by(datasets.c.name)
     if cursor is not None:
         statement = statement.where(datasets.c.name > cursor)
     with service.db.read() as connection:
@@ -74,10 +86,20 @@ def list_datasets(
 
 
 @router.get("/{name}")
-def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
-    with service.db.read() as connection:
-        pk = find_pk(connection, datasets, name, hint=may(request, "read", "train"))
-        return _read(connection, pk)
+def get_dataset(service: ServiceDep, name: str, access: AccessDep) -> Dataset:
+    with service.db.read() as connection, create_first(access):
+        return _read(connection, find_pk(connection, datasets, name, hint=access.reads))
+
+
+@contextlib.contextmanager
+def create_first(access: Access) -> Iterator[None]:
+    """Tell a caller who may not create the dataset that is missing who may."""
+    try:
+        yield
+    except ProblemError as error:
+        if error.status == 404 and access.principal.may("ingest") and not access.creates:
+            error.detail += f"; {CREATE_FIRST}"
+        raise
 
 
 @router.patch("/{name}")
@@ -90,6 +112,8 @@ def patch_dataset(service: ServiceDep, name: str, body: PatchDataset, caller: Ca
         pk = find_pk(connection, datasets, name)
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
+        if described := body.model_dump(include={"description", "tags"}, exclude_none=True):
+            write_audit(connection, caller, "dataset.change", name, fields=[*described])
         if body.capacity is not None:
             write_audit(connection, caller, "dataset.capacity", name, **body.capacity.model_dump())
             evict_over_capacity(connection, pk, next_change_id(connection))
@@ -158,9 +182,13 @@ def _demote(connection: Connection, which: sa.ColumnElement[bool], caller: str, 
 
 
 @router.post("/{name}/flush")
-def flush(service: ServiceDep, name: str) -> FlushResult:
+def flush(service: ServiceDep, name: str, caller: Caller) -> FlushResult:
     """Seal what was acknowledged, so that SQL `steps` contains it."""
-    return service.ingest.flush(name)
+    sealed = service.ingest.flush(name)
+    if sealed.sealed:
+        with service.db.write() as connection:
+            count_audit(connection, caller, "dataset.flush", name, trajectories=sealed.sealed)
+    return sealed
 
 
 def _read(connection: Connection, pk: int) -> Dataset:

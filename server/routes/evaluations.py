@@ -11,11 +11,14 @@ import time
 
 import sqlalchemy as sa
 from fastapi import APIRouter
+from sqlalchemy.engine import Connection
 
-from server.index.db import find_pk, first_rows, newest_first
+from server.index.db import first_rows, newest_first, write_audit
 from server.index.tables import evaluations, runs
 from server.problems import ProblemError
-from server.service import Cursor, Limit, ServiceDep
+from server.rights import Access
+from server.routes.runs import find_run
+from server.service import AccessDep, Cursor, Limit, ServiceDep
 from stepwell import new_id
 from stepwell.messages import CreateEvaluation, Evaluation, Page
 
@@ -24,15 +27,41 @@ _NUMBERS = ("mean", "iqm", "ci_low", "ci_high")
 
 
 @router.post("", status_code=201)
-def create_evaluation(service: ServiceDep, body: CreateEvaluation) -> Evaluation:
+def create_evaluation(service: ServiceDep, body: CreateEvaluation, access: AccessDep) -> Evaluation:
+    """Without the scope `train`: of a run of one's own, and of a policy that one may play."""
     _check(body)
-    made = Evaluation(id=f"ev_{new_id()}", created_at=time.time(), **body.model_dump())
+    made = Evaluation(
+        id=f"ev_{new_id()}", created_at=time.time(), owner=access.who, **body.model_dump()
+    )
     with service.db.write() as c:
-        if body.run is not None:
-            find_pk(c, runs, body.run)
+        _refuse_foreign(c, body, access)
         values = {**made.model_dump(), "episodes": len(body.returns)}
         c.execute(sa.insert(evaluations).values(values))
+        about = {"policy": body.policy[:200], "run": body.run, "mean": body.mean}
+        write_audit(c, access.who, "evaluation.create", made.id, **about)
     return made
+
+
+def _refuse_foreign(c: Connection, body: CreateEvaluation, access: Access) -> None:
+    """Raises 404 for an unknown run, 403 for a run, a policy or a dataset of others."""
+    if body.run is not None:
+        find_run(c, body.run, access)
+    if access.every:
+        return
+    if body.dataset is not None:
+        access.require_fit(body.dataset)
+    run, slash, _ = body.policy.rpartition("/")
+    # A name without a slash is no policy of any run; one with it could become one of a later run.
+    if slash and not access.principal.may(f"play:{run}"):
+        owner = c.execute(sa.select(runs.c.owner).where(runs.c.name == run)).scalar()
+        if owner is None or not access.owns(owner):
+            raise ProblemError(
+                403,
+                "not_owner",
+                f"the token may not evaluate policies of run {run[:128]!r}",
+                expected=f"one of play:{run[:128]}, train, admin",
+                got=", ".join(access.principal.scopes),
+            )
 
 
 def _check(body: CreateEvaluation) -> None:
@@ -63,15 +92,17 @@ def _bad(name: str, expected: str, got: str) -> ProblemError:
 @router.get("")
 def list_evaluations(
     service: ServiceDep,
+    access: AccessDep,
     env: str | None = None,
     run: str | None = None,
     policy: str | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[Evaluation]:
-    """Newest first."""
+    """Newest first; those that the caller may read."""
     with service.db.read() as c:
         query = newest_first(evaluations, cursor, env=env, run=run, policy=policy)
+        query = query.where(*access.mine(evaluations.c.owner))
         rows, last = first_rows(c, query, limit)
     items = [Evaluation(**row) for row in rows]
     return Page[Evaluation](items=items, next=None if last is None else str(last["pk"]))

@@ -11,7 +11,8 @@ from starlette.concurrency import run_in_threadpool
 
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
-from server.service import ServiceDep, raw_body
+from server.routes.datasets import create_first
+from server.service import AccessDep, ServiceDep, raw_body
 from stepwell.import_options import OPTIONS
 from stepwell.messages import NAME, Format, JobAccepted, Partition
 
@@ -30,6 +31,7 @@ def about(option: str) -> str:
 async def upload(
     service: ServiceDep,
     request: Request,
+    access: AccessDep,
     name: Annotated[str, Path(pattern=NAME)],
     format: Annotated[Format, Query()] = "d4rl",  # noqa: A002 - the API's word
     partition: Annotated[Partition, Query()] = "protected",
@@ -57,7 +59,8 @@ async def upload(
         dataset=name,
         format=format,
         partition=partition,
-        create=create,
+        # Who may only fill datasets fills those that there are.
+        create=create and access.creates,
         env=env,
         observation=observation,
         action=action,
@@ -70,9 +73,10 @@ async def upload(
         keep_last_step=keep_last_step,
         drop_infos=tuple(name.strip() for name in drop_infos.split(",") if name.strip()),
     )
-    await run_in_threadpool(service.imports.check, wanted)
+    with create_first(access):
+        await run_in_threadpool(service.imports.check, wanted, access.creates)
     stored, sha256, size = await service.imports.receive(request.stream())
-    job = await run_in_threadpool(service.imports.submit, wanted, stored, sha256, size)
+    job = await run_in_threadpool(service.imports.submit, wanted, stored, sha256, size, access.who)
     return JobAccepted(job=job)
 
 

@@ -9,7 +9,8 @@ from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import read_whole_body
 from server.problems import ProblemError
-from server.service import ServiceDep, raw_body
+from server.routes.datasets import create_first
+from server.service import AccessDep, ServiceDep, raw_body
 from stepwell.messages import ARROW, IngestResult, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["ingest"])
@@ -23,6 +24,7 @@ async def post_trajectories(
     service: ServiceDep,
     request: Request,
     name: str,
+    access: AccessDep,
     partition: Annotated[Partition, Query()] = "fifo",
     wait: Annotated[Literal["sealed"] | None, Query()] = None,
 ) -> IngestResult:
@@ -37,11 +39,13 @@ async def post_trajectories(
             got=kind or "none",
         )
     body = await read_whole_body(request)
-    return await run_in_threadpool(
-        service.ingest.post,
-        name,
-        partition,
-        body,
-        request.state.reservation,
-        wait_sealed=wait == "sealed",
-    )
+    with create_first(access):
+        return await run_in_threadpool(
+            service.ingest.post,
+            name,
+            partition,
+            body,
+            request.state.reservation,
+            wait_sealed=wait == "sealed",
+            who=access.who,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,22 +11,25 @@ import sqlalchemy as sa
 from fastapi import APIRouter
 from sqlalchemy.engine import Connection
 
-from server.index.db import next_change_id
+from server.index.db import next_change_id, write_audit
 from server.index.tables import trajectories
 from server.ingest.index_rows import chunks
 from server.routes.trajectories import get_row, recount
-from server.service import ServiceDep
+from server.service import Caller, ServiceDep
 from stepwell.messages import Labelled, LabelTrajectories
+
+_NAME = sa.text("SELECT name FROM datasets WHERE pk = :pk")
 
 router = APIRouter(prefix="/v1", tags=["trajectories"])
 
 
 @router.post("/trajectories/labels")
-def label_trajectories(service: ServiceDep, body: LabelTrajectories) -> Labelled:
+def label_trajectories(service: ServiceDep, body: LabelTrajectories, caller: Caller) -> Labelled:
     """Add and remove tags and flags of up to 10,000 trajectories, and protect them."""
     with service.db.write() as connection:
         rows = _rows(connection, body.ids)
         change_id, changed = next_change_id(connection), []
+        datasets: Counter[int] = Counter()
         for row in rows:
             values = _labels(row, body)
             if body.protect and row["partition"] == "fifo":
@@ -34,6 +38,7 @@ def label_trajectories(service: ServiceDep, body: LabelTrajectories) -> Labelled
             kept = {name: row[name] for name in ("tags", "flags", "partition")}
             if kept | values != kept:
                 changed.append({**kept, **values, "key": row["pk"], "change": change_id})
+                datasets[row["dataset_pk"]] += 1
         if changed:
             names = ("tags", "flags", "partition")
             connection.execute(
@@ -41,6 +46,12 @@ def label_trajectories(service: ServiceDep, body: LabelTrajectories) -> Labelled
                 .where(trajectories.c.pk == sa.bindparam("key"))
                 .values(change_id=sa.bindparam("change"), **{n: sa.bindparam(n) for n in names}),
                 changed,
+            )
+        labels = body.model_dump(exclude={"ids"}, exclude_defaults=True)
+        for pk, count in datasets.items():
+            name = connection.execute(_NAME, {"pk": pk}).scalar_one()
+            write_audit(
+                connection, caller, "trajectories.label", name, trajectories=count, **labels
             )
     return Labelled(changed=len(changed))
 

@@ -17,10 +17,10 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection
 
-from server.index.db import first_rows, newest_first
+from server.index.db import count_audit, first_rows, newest_first, write_audit
 from server.index.tables import launches
 from server.problems import ProblemError, not_found
-from server.service import Cursor, Limit, ServiceDep
+from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep
 from stepwell import new_id
 from stepwell.messages import (
     Claimed,
@@ -40,11 +40,13 @@ LISTED = [column for column in launches.c if column.name != "log"]
 
 
 @router.post("", status_code=201)
-def create_launch(service: ServiceDep, body: CreateLaunch) -> Launch:
+def create_launch(service: ServiceDep, body: CreateLaunch, caller: Caller) -> Launch:
     launch_id = f"la_{new_id()}"
     values = {"id": launch_id, "state": "queued", "created_at": time.time(), **body.model_dump()}
     with service.db.write() as c:
-        c.execute(sa.insert(launches).values(values))
+        c.execute(sa.insert(launches).values(owner=caller, **values))
+        about = body.model_dump(include={"role", "recipe", "count"})
+        write_audit(c, caller, "launch.create", launch_id, **about)
         return _read(c, launch_id)
 
 
@@ -65,7 +67,7 @@ def list_launches(
 
 
 @router.post("/claim")
-def claim_launch(service: ServiceDep, body: ClaimLaunch) -> Claimed:
+def claim_launch(service: ServiceDep, body: ClaimLaunch, caller: Caller) -> Claimed:
     """Claim the oldest queued launch; null if there is none."""
     # Two launchers never claim the same one: the index has one writer at a time.
     with service.db.write() as c:
@@ -78,7 +80,9 @@ def claim_launch(service: ServiceDep, body: ClaimLaunch) -> Claimed:
         launch_id = c.execute(oldest).scalar()
         if launch_id is None:
             return Claimed(launch=None)
-        _set(c, launch_id, state="claimed", claimed_by=body.worker, claimed_at=time.time())
+        claimed = {"state": "claimed", "claimed_by": body.worker, "claimer": caller}
+        _set(c, launch_id, claimed_at=time.time(), **claimed)
+        write_audit(c, caller, "launch.claim", launch_id, worker=body.worker)
         return Claimed(launch=_read(c, launch_id))
 
 
@@ -99,11 +103,14 @@ def get_launch_log(service: ServiceDep, launch_id: str) -> str:
 
 
 @router.patch("/{launch_id}")
-def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Launch:
-    """The report of the launcher that claimed the launch."""
+def patch_launch(
+    service: ServiceDep, launch_id: str, body: PatchLaunch, access: AccessDep
+) -> Launch:
+    """The report of the launcher that claimed the launch: with the token of the claim."""
     # 409 if the launch has ended, for instance because it was cancelled.
     with service.db.write() as c:
         now = _read(c, launch_id)
+        access.require(now.claimer, f"the claim of launch {launch_id}")
         if now.state in ENDED and now.state != body.state:
             raise _ended(now, body.state)
         if now.state == "queued" and body.state != "cancelled":
@@ -115,11 +122,12 @@ def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Laun
                 got=now.state,
             )
         _set(c, launch_id, **body.model_dump(exclude_unset=True))
+        count_audit(c, access.who, "launch.report", launch_id, **{body.state: 1})
         return _read(c, launch_id)
 
 
 @router.delete("/{launch_id}")
-def cancel_launch(service: ServiceDep, launch_id: str) -> Launch:
+def cancel_launch(service: ServiceDep, launch_id: str, caller: Caller) -> Launch:
     # A queued launch is not started; a launcher that has claimed it stops its program.
     with service.db.write() as c:
         now = _read(c, launch_id)
@@ -128,6 +136,7 @@ def cancel_launch(service: ServiceDep, launch_id: str) -> Launch:
         if now.state in ENDED:
             raise _ended(now, "cancelled")
         _set(c, launch_id, state="cancelled")
+        write_audit(c, caller, "launch.cancel", launch_id)
         return _read(c, launch_id)
 
 

@@ -21,12 +21,13 @@ from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from server.checksums import Source
-from server.index.db import find_pk, first_rows
+from server.index.db import find_pk, first_rows, write_audit
 from server.index.tables import policies, policy_aliases, runs
 from server.maintenance.described_files import policy_description
 from server.problems import ProblemError
 from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
-from server.service import Cursor, Limit, Service, ServiceDep, raw_body
+from server.routes.runs import find_run
+from server.service import AccessDep, Caller, Cursor, Limit, Service, ServiceDep, raw_body
 from server.storage.store import Stored, Writer, new_name
 from stepwell.messages import Alias, Document, Page, Policy, PutAlias
 
@@ -52,6 +53,7 @@ async def put_policy(
     version: Version,
     request: Request,
     response: Response,
+    caller: Caller,
     metadata: Annotated[str | None, Header(alias="X-Stepwell-Metadata")] = None,
 ) -> Policy:
     """Publish (201). The same bytes again: 200. Other bytes for that version: 409."""
@@ -64,7 +66,7 @@ async def put_policy(
     with writer:
         await receive(request, writer)
         policy, new = await run_in_threadpool(
-            _publish, service, name, version, writer, metadata_document
+            _publish, service, name, version, writer, metadata_document, caller
         )
     if not new:
         response.status_code = 200
@@ -95,7 +97,7 @@ def _parse_metadata(header: str | None) -> dict[str, Any]:
 
 
 def _publish(
-    service: Service, run: str, version: int, writer: Writer, metadata: dict[str, Any]
+    service: Service, run: str, version: int, writer: Writer, metadata: dict[str, Any], who: str
 ) -> tuple[Policy, bool]:
     """Publish a written body as run/version; returns whether it is new.
 
@@ -103,7 +105,7 @@ def _publish(
     """
 
     def insert(c: Connection, stored: Stored) -> tuple[int, Policy, bool]:
-        return _insert(c, run, version, stored, metadata)
+        return _insert(c, run, version, stored, metadata, who)
 
     with service.db.read() as c:
         description = policy_description(c, run, version, metadata, time.time())
@@ -112,7 +114,7 @@ def _publish(
 
 
 def _insert(
-    c: Connection, run: str, version: int, stored: Stored, metadata: dict[str, Any]
+    c: Connection, run: str, version: int, stored: Stored, metadata: dict[str, Any], who: str
 ) -> tuple[int, Policy, bool]:
     """(pk, policy, whether it is new)"""
     if stored.bytes == 0:
@@ -145,6 +147,8 @@ def _insert(
                 created_at=time.time(),
             )
         )
+        about = {"sha256": stored.sha256, "bytes": stored.bytes}
+        write_audit(c, who, "policy.publish", f"{run}/{version}", **about)
     row = _row(c, run_pk, version)
     assert row is not None, "just written in this transaction"
     return row["pk"], _policies(c, run, run_pk, [row])[0], found is None
@@ -152,11 +156,11 @@ def _insert(
 
 @router.get("/policies")
 def list_policies(
-    service: ServiceDep, name: str, limit: Limit = 100, cursor: Cursor = None
+    service: ServiceDep, name: str, access: AccessDep, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[Policy]:
     """Sorted by version, greatest first."""
     with service.db.read() as c:
-        run_pk = find_pk(c, runs, name)
+        run_pk = find_run(c, name, access)
         query = sa.select(policies).where(policies.c.run_pk == run_pk)
         if cursor is not None:
             query = query.where(policies.c.version < cursor)
@@ -176,11 +180,12 @@ def get_policy(
     name: str,
     which: str,
     request: Request,
+    access: AccessDep,
     known: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """The bytes of a version or an alias (`latest`, `best`, …). The ETag is the sha256."""
     with service.db.read() as c:
-        run_pk = find_pk(c, runs, name)
+        run_pk = find_run(c, name, access)
         row = _which(c, run_pk, which)
         if row is None:
             raise _absent(c, name, run_pk, which)
@@ -201,7 +206,9 @@ def get_policy(
 
 
 @router.put("/aliases/{alias}")
-def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> Policy:
+def put_alias(
+    service: ServiceDep, name: str, alias: Alias, body: PutAlias, caller: Caller
+) -> Policy:
     """Set an alias to a version. `latest` is automatic and cannot be set."""
     # An existing alias moves; nothing is copied.
     if alias == LATEST:
@@ -216,6 +223,7 @@ def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> P
         where = sa.and_(policy_aliases.c.run_pk == run_pk, policy_aliases.c.alias == alias)
         c.execute(sa.delete(policy_aliases).where(where))
         c.execute(sa.insert(policy_aliases).values(run_pk=run_pk, alias=alias, policy_pk=row["pk"]))
+        write_audit(c, caller, "policy.alias", f"{name}/{alias}", version=body.version)
         return _policies(c, name, run_pk, [row])[0]
 
 

@@ -15,11 +15,11 @@ from fastapi import APIRouter, Query
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import Connection
 
-from server.index.db import find_pk
+from server.index.db import count_audit
 from server.index.tables import metrics, runs
 from server.problems import ProblemError
-from server.routes.runs import LATEST
-from server.service import ServiceDep
+from server.routes.runs import LATEST, find_run
+from server.service import AccessDep, ServiceDep
 from stepwell.messages import MetricsAccepted, MetricSeries, PostMetrics, Series
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -41,10 +41,12 @@ _EXTREME_QUERIES = (
 
 
 @router.post("/{name}/metrics")
-def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAccepted:
+def post_metrics(
+    service: ServiceDep, name: str, body: PostMetrics, access: AccessDep
+) -> MetricsAccepted:
     """Idempotent on (key, step): a point that is sent again replaces the stored one."""
     with service.db.write() as c:
-        pk = find_pk(c, runs, name)
+        pk = find_run(c, name, access)
         # The last point wins within one body too. Infinite values are stored as NULL.
         rows = {
             (point.key, point.step): {
@@ -65,6 +67,7 @@ def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAc
                 set_={"time": statement.excluded.time, "value": statement.excluded.value},
             )
             c.execute(statement, list(rows.values()))
+            count_audit(c, access.who, "run.metrics", name, points=len(rows))
         c.execute(sa.update(runs).where(runs.c.pk == pk).values(heartbeat_at=time.time()))
     return MetricsAccepted(stored=len(rows))
 
@@ -73,6 +76,7 @@ def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAc
 def get_metrics(
     service: ServiceDep,
     name: str,
+    access: AccessDep,
     keys: str | None = None,
     after: Annotated[str | None, Query(pattern=r"^-?\d{1,18}(,-?\d{1,18})*$")] = None,
     points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
@@ -92,7 +96,7 @@ def get_metrics(
             got=f"{len(steps)}",
         )
     with service.db.read() as c:
-        pk = find_pk(c, runs, name)
+        pk = find_run(c, name, access)
         if wanted is None:
             wanted = [key for key, _, _ in c.execute(LATEST, {"run": pk})]
         beyond = {} if steps is None else dict(zip(wanted, steps, strict=True))

@@ -17,11 +17,12 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import run_conditions
-from server.index.db import equal, find_pk, first_rows
+from server.index.db import count_audit, equal, find_pk, first_rows, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
-from server.service import Cursor, Limit, ServiceDep
+from server.rights import Access
+from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep
 from stepwell.messages import CreateRun, PatchRun, Run, RunKind, RunPage, RunStatus
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -68,25 +69,46 @@ MOST_NAMED = 100
 
 
 @router.post("", status_code=201, responses={200: {"model": Run}})
-def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
+def create_run(service: ServiceDep, body: CreateRun, response: Response, access: AccessDep) -> Run:
     """Create a run (201), or with `exist_ok` resume an existing one (200)."""
     # 409 if the name is taken, or taken by a run of another kind; 404 for an unknown parent.
     now = time.time()
+    if body.kind == "train" and not access.every:
+        raise _no_trainer(access)
     with service.db.write() as c:
         found = c.execute(sa.select(runs).where(runs.c.name == body.name)).mappings().first()
         if found is not None:
-            _resume(c, found, body, now)
+            _resume(c, found, body, now, access)
             response.status_code = 200
         else:
             if body.parent is not None:
-                find_pk(c, runs, body.parent)
+                find_run(c, body.parent, access)
             times = {"created_at": now, "heartbeat_at": now}
             given = body.model_dump(exclude={"exist_ok"})
-            c.execute(sa.insert(runs).values(status="running", **times, **given))
+            c.execute(sa.insert(runs).values(status="running", owner=access.who, **times, **given))
+            write_audit(c, access.who, "run.create", body.name, kind=body.kind)
         return _read(c, find_pk(c, runs, body.name))
 
 
-def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> None:
+def _no_trainer(access: Access) -> ProblemError:
+    return ProblemError(
+        403,
+        "forbidden",
+        "the token may not make a run of kind 'train'",
+        expected="kind collect or eval, or one of the scopes train, admin",
+        got=", ".join(access.principal.scopes),
+    )
+
+
+def find_run(c: Connection, name: str, access: Access) -> int:
+    """The key of a run to which the caller may do what its request says. Raises 404, 403."""
+    pk = find_pk(c, runs, name, hint=access.reads)
+    owner = c.execute(sa.select(runs.c.owner).where(runs.c.pk == pk)).scalar_one()
+    access.require(owner, f"run {name!r}")
+    return pk
+
+
+def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float, access: Access) -> None:
     if not body.exist_ok:
         raise ProblemError(
             409,
@@ -101,6 +123,7 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
             expected=found["kind"],
             got=body.kind,
         )
+    access.require(found["owner"], f"run {body.name!r}")
     given = body.model_dump(exclude_unset=True, exclude={"name", "kind", "parent", "exist_ok"})
     # A resumed run reads further snapshots; the earlier ones, and tags given since, stay listed.
     given["snapshots"] = list(dict.fromkeys([*found["snapshots"], *body.snapshots]))
@@ -110,11 +133,13 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
         .where(runs.c.pk == found["pk"])
         .values(status="running", error="", finished_at=None, heartbeat_at=now, **given)
     )
+    write_audit(c, access.who, "run.resume", body.name, fields=[*given])
 
 
 @router.get("")
 def list_runs(
     service: ServiceDep,
+    access: AccessDep,
     kind: RunKind | None = None,
     status: RunStatus | None = None,
     tag: str | None = None,
@@ -130,7 +155,7 @@ def list_runs(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> RunPage:
-    """Sorted newest first, with the total number of matches.
+    """Sorted newest first, with the total number of matches; those that the caller may read.
 
     `search`: text in the name, the title or a tag. `where`: conditions over settings and newest
     metrics, such as `agent.discount = 0.99 and eval/return > 200`. `alive=false&status=running`:
@@ -138,7 +163,7 @@ def list_runs(
     these. `key`, repeated: newest metrics of these keys only. `brief`: without config, and without
     newest metrics but for those of `key`.
     """
-    wanted = equal(runs, kind=kind, status=status, parent=parent)
+    wanted = [*access.mine(runs.c.owner), *equal(runs, kind=kind, status=status, parent=parent)]
     each = sa.func.json_each(runs.c.tags).table_valued("value")
     if tag is not None:
         wanted.append(sa.exists().select_from(each).where(each.c.value == tag))
@@ -162,7 +187,7 @@ def list_runs(
         query = query.where(runs.c.pk < cursor)
     with service.db.read() as c:
         total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
-        if not total:
+        if not total and access.every:  # names of settings of others are not for everyone
             run_conditions.check_names(c, conditions)
         rows, last = first_rows(c, query, limit)
         newest = _newest(c, rows, key, brief)
@@ -185,13 +210,13 @@ def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool
 
 
 @router.get("/{name}")
-def get_run(service: ServiceDep, name: str) -> Run:
+def get_run(service: ServiceDep, name: str, access: AccessDep) -> Run:
     with service.db.read() as c:
-        return _read(c, find_pk(c, runs, name))
+        return _read(c, find_run(c, name, access))
 
 
 @router.patch("/{name}")
-def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
+def patch_run(service: ServiceDep, name: str, body: PatchRun, access: AccessDep) -> Run:
     """Update a run. Also the heartbeat: an empty body only records that the run is alive."""
     given = body.model_dump(exclude_unset=True, exclude_none=True)
     text = given.pop("log", "")
@@ -199,18 +224,21 @@ def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
         given["title"] = given["title"] or None
     values: dict[str, Any] = {"heartbeat_at": time.time(), **given}
     with service.db.write() as c:
-        pk = find_pk(c, runs, name)
+        pk = find_run(c, name, access)
         if "status" in given:
             values["finished_at"] = None if given["status"] == "running" else values["heartbeat_at"]
         if text:
             text = text if text.endswith("\n") else text + "\n"
             values["log"] = sa.func.substr(runs.c.log.concat(text), -LOG_LIMIT)
         c.execute(sa.update(runs).where(runs.c.pk == pk).values(**values))
+        changed = dict.fromkeys([*given, *(["log"] if text else [])], 1)
+        action = "run.change" if changed else "run.heartbeat"
+        count_audit(c, access.who, action, name, **changed)
         return _read(c, pk)
 
 
 @router.delete("/{name}", status_code=204)
-def delete_run(service: ServiceDep, name: str) -> None:
+def delete_run(service: ServiceDep, name: str, caller: Caller) -> None:
     """Delete the run, its metrics and its policies; trajectories and evaluations stay."""
     with service.db.write() as c:
         pk = find_pk(c, runs, name)
@@ -219,14 +247,15 @@ def delete_run(service: ServiceDep, name: str) -> None:
             c.execute(sa.delete(table).where(table.c.run_pk == pk))
         c.execute(sa.delete(runs).where(runs.c.pk == pk))
         give_up_files(c, "policies", files)
+        write_audit(c, caller, "run.delete", name, policies=len(files))
     delete_given_up(service.db, service.store)
 
 
 @router.get("/{name}/log", response_class=PlainTextResponse)
-def get_log(service: ServiceDep, name: str) -> str:
+def get_log(service: ServiceDep, name: str, access: AccessDep) -> str:
     """The tail of the run's log (PATCH `log` appends)."""
     with service.db.read() as c:
-        pk = find_pk(c, runs, name)
+        pk = find_run(c, name, access)
         return str(c.execute(sa.select(runs.c.log).where(runs.c.pk == pk)).scalar_one())
 
 

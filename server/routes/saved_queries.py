@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from sqlalchemy.engine import Connection
 
 from server.index.db import first_rows, newest_first, write_audit
 from server.index.tables import saved_queries
-from server.problems import ProblemError, not_found
-from server.service import Caller, Cursor, Limit, ServiceDep, may
+from server.problems import not_found
+from server.service import AccessDep, Cursor, Limit, ServiceDep
 from stepwell.messages import Name, Page, SavedQuery, SaveQuery
 
 router = APIRouter(prefix="/v1/queries", tags=["sql"])
@@ -37,9 +37,7 @@ def get_saved_query(service: ServiceDep, name: Name) -> SavedQuery:
 
 
 @router.put("/{name}")
-def save_query(
-    service: ServiceDep, name: Name, body: SaveQuery, request: Request, caller: Caller
-) -> SavedQuery:
+def save_query(service: ServiceDep, name: Name, body: SaveQuery, access: AccessDep) -> SavedQuery:
     """Save a query, or replace the one of that name, which only its owner or an admin may."""
     now = service.db.clock.wall()
     values = {**body.model_dump(), "updated_at": now}
@@ -47,23 +45,23 @@ def save_query(
     with service.db.write() as connection:
         old = connection.execute(sa.select(saved_queries).where(q.name == name)).mappings().first()
         if old is None:
-            made = {"name": name, "owner": caller, "created_at": now}
+            made = {"name": name, "owner": access.who, "created_at": now}
             connection.execute(sa.insert(saved_queries).values(**values, **made))
         else:
-            _refuse_others(old, request, caller)
+            access.require(old["owner"], f"the query {name!r}")
             connection.execute(sa.update(saved_queries).where(q.name == name).values(**values))
-        write_audit(connection, caller, "saved_query.save", name)
+        write_audit(connection, access.who, "saved_query.save", name)
         return SavedQuery.model_validate(dict(_row(connection, name)))
 
 
 @router.delete("/{name}", status_code=204)
-def delete_saved_query(service: ServiceDep, name: Name, request: Request, caller: Caller) -> None:
+def delete_saved_query(service: ServiceDep, name: Name, access: AccessDep) -> None:
     """Only its owner or an admin may."""
     with service.db.write() as connection:
         old = _row(connection, name)
-        _refuse_others(old, request, caller)
+        access.require(old["owner"], f"the query {name!r}")
         connection.execute(sa.delete(saved_queries).where(saved_queries.c.name == name))
-        write_audit(connection, caller, "saved_query.delete", name, sql=old["sql"])
+        write_audit(connection, access.who, "saved_query.delete", name, sql=old["sql"])
 
 
 def _row(connection: Connection, name: str) -> Any:
@@ -74,15 +72,3 @@ def _row(connection: Connection, name: str) -> Any:
         known = connection.execute(sa.select(saved_queries.c.name)).scalars()
         raise not_found("saved query", name, known)
     return row
-
-
-def _refuse_others(row: Any, request: Request, caller: str) -> None:
-    if row["owner"] != caller and not may(request, "admin"):
-        raise ProblemError(
-            403,
-            "not_owner",
-            f"the query {row['name']!r} was saved with another token; save yours under another"
-            " name, or ask an admin",
-            expected=f"the token {row['owner']}, or the scope admin",
-            got=caller,
-        )

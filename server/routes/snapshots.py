@@ -11,7 +11,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.service import Limit, ServiceDep
+from server.service import Caller, Limit, ServiceDep
 from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, CreateSnapshot, Lease, Page, PutLease, Snapshot
 
@@ -19,12 +19,12 @@ router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
 
 
 @router.post("", status_code=201)
-def create_snapshot(service: ServiceDep, body: CreateSnapshot) -> Snapshot:
+def create_snapshot(service: ServiceDep, body: CreateSnapshot, caller: Caller) -> Snapshot:
     """Freeze a selection; the snapshot has a first lease of 120 s for `holder`.
 
     With `since`, an unchanged selection returns that snapshot again.
     """
-    return service.snapshots.create(body)
+    return service.snapshots.create(body, caller)
 
 
 @router.get("")
@@ -92,13 +92,13 @@ def _is_name(kind: pa.DataType) -> bool:
 
 
 @router.put("/{snapshot_id}/lease")
-def put_lease(service: ServiceDep, snapshot_id: str, body: PutLease) -> Lease:
+def put_lease(service: ServiceDep, snapshot_id: str, body: PutLease, caller: Caller) -> Lease:
     """Keep the snapshot's data from deletion; renew before it expires. 410 if it is too late."""
-    return service.snapshots.lease(snapshot_id, body)
+    return service.snapshots.lease(snapshot_id, body, caller)
 
 
 @router.delete("/{snapshot_id}/lease", status_code=204)
 def delete_lease(
-    service: ServiceDep, snapshot_id: str, holder: Annotated[str, Query()] = ""
+    service: ServiceDep, snapshot_id: str, caller: Caller, holder: Annotated[str, Query()] = ""
 ) -> None:
-    service.snapshots.release(snapshot_id, holder)
+    service.snapshots.release(snapshot_id, holder, caller)

@@ -1,11 +1,11 @@
-"""Tokens over HTTP, for admins; server/auth.py defines what a token may do."""
+"""Tokens over HTTP, for admins; server/rights.py says what a token may do."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
 from server.service import Caller, ServiceDep
-from stepwell.messages import CreateToken, Page, Token
+from stepwell.messages import CreateToken, Page, PatchToken, Token
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
@@ -20,6 +20,12 @@ def create_token(service: ServiceDep, body: CreateToken, caller: Caller) -> Toke
 def list_tokens(service: ServiceDep) -> Page[Token]:
     """Without secrets, newest first; without revoked tokens."""
     return service.auth.page()
+
+
+@router.patch("/{token_id}")
+def change_token(service: ServiceDep, token_id: str, body: PatchToken, caller: Caller) -> Token:
+    """Change its quotas; they hold from the next request on."""
+    return service.auth.change(token_id, body, caller)
 
 
 @router.delete("/{token_id}", status_code=204)

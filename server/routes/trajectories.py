@@ -19,7 +19,8 @@ from server.ingest.index_rows import add_totals, bucket_of
 from server.ingest.segments import SegmentDamaged, read_spooled
 from server.integrity import damaged_shard
 from server.problems import ProblemError, not_found
-from server.service import Caller, Limit, Service, ServiceDep
+from server.rights import Access
+from server.service import AccessDep, Caller, Limit, Service, ServiceDep
 from server.storage.shards import ShardDamaged, read_trajectory
 from server.versions.versions import holding, refuse_if_versioned
 from stepwell.codec import HEADER_KEY, encode, from_batch
@@ -91,15 +92,21 @@ def list_trajectories(
 
 
 @router.get("/trajectories/{trajectory_id}")
-def get_trajectory(service: ServiceDep, trajectory_id: str) -> TrajectoryInfo:
-    # 404, or 410 if it was evicted.
+def get_trajectory(service: ServiceDep, trajectory_id: str, access: AccessDep) -> TrajectoryInfo:
+    # 404, or 410 if it was evicted; 403 in a dataset that the caller may not read.
+    return _info(service, trajectory_id, access)
+
+
+def _info(service: Service, trajectory_id: str, access: Access) -> TrajectoryInfo:
     with service.db.read() as connection:
-        return info(get_row(connection, trajectory_id))
+        row = get_row(connection, trajectory_id)
+    access.require_fit(row["dataset"])
+    return info(row)
 
 
 @router.patch("/trajectories/{trajectory_id}")
 def patch_trajectory(
-    service: ServiceDep, trajectory_id: str, body: PatchTrajectory
+    service: ServiceDep, trajectory_id: str, body: PatchTrajectory, caller: Caller
 ) -> TrajectoryInfo:
     """Tags, flags, notes, and fifo → protected."""
     # The reverse is `demote`.
@@ -130,6 +137,8 @@ def patch_trajectory(
                 .where(trajectories.c.pk == row["pk"])
                 .values(change_id=next_change_id(connection), **values)
             )
+            about = {"dataset": row["dataset"], "fields": [*values]}
+            write_audit(connection, caller, "trajectory.label", trajectory_id, **about)
         return info(get_row(connection, trajectory_id))
 
 
@@ -138,7 +147,7 @@ def patch_trajectory(
     responses={204: {"description": "demoted, and evicted at once"}},
 )
 def demote_trajectory(
-    service: ServiceDep, trajectory_id: str, caller: Caller, response: Response
+    service: ServiceDep, trajectory_id: str, access: AccessDep, response: Response
 ) -> TrajectoryInfo | None:
     """protected → fifo, for admins; audited. 204 if fifo was full and it was evicted at once."""
     with service.db.write() as connection:
@@ -146,7 +155,7 @@ def demote_trajectory(
         if row["partition"] == "protected":
             refuse_if_versioned(connection, f"trajectory {trajectory_id}", holding(row["pk"]))
             where = {"dataset": row["dataset"], "seq": row["seq"]}
-            write_audit(connection, caller, "demote", trajectory_id, **where)
+            write_audit(connection, access.who, "demote", trajectory_id, **where)
             change_id = next_change_id(connection)
             connection.execute(
                 sa.update(trajectories)
@@ -156,7 +165,7 @@ def demote_trajectory(
             recount(connection, row, "fifo")
             evict_over_capacity(connection, row["dataset_pk"], change_id)
     try:
-        return get_trajectory(service, trajectory_id)
+        return _info(service, trajectory_id, access)
     except ProblemError as error:
         if error.status != 410:
             raise
@@ -168,8 +177,11 @@ def demote_trajectory(
     "/trajectories/{trajectory_id}/steps",
     responses={200: {"content": {ARROW: {}, "application/json": {}}}},
 )
-def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Response:
+def get_steps(
+    service: ServiceDep, trajectory_id: str, request: Request, access: AccessDep
+) -> Response:
     """The trajectory as an Arrow stream, exactly as it was sent; JSON on request."""
+    _info(service, trajectory_id, access)
     trajectory, spec = read_steps(service, trajectory_id)
     if "application/json" in request.headers.get("accept", ""):
         return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")

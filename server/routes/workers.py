@@ -20,10 +20,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import equal, first_rows
+from server.index.db import SERVICE, count_audit, equal, first_rows, write_audit
 from server.index.tables import programs, workers
 from server.problems import ProblemError, not_found
-from server.service import Limit, ServiceDep
+from server.rights import Access
+from server.routes.runs import find_run
+from server.service import AccessDep, Caller, Limit, ServiceDep
 from stepwell.messages import (
     LaunchRole,
     Page,
@@ -48,13 +50,19 @@ ENDED = ("stopped", "failed")
 
 
 @router.put("/{worker_id}")
-def put_worker(service: ServiceDep, worker_id: WorkerId, body: PutWorker) -> Worker:
+def put_worker(
+    service: ServiceDep, worker_id: WorkerId, body: PutWorker, access: AccessDep
+) -> Worker:
     """A heartbeat; `command` in the response is what the worker should do."""
     now = time.time()
     given: dict[str, Any] = body.model_dump()
     given["counters"] = {k: v for k, v in body.counters.items() if math.isfinite(v)}
     with service.db.write() as c:
         row = _row(c, worker_id)
+        _refuse_foreign(c, row, worker_id, body, access)
+        count_audit(c, access.who, "worker.heartbeat", worker_id)
+        # Whoever takes a worker over, as `train` may, has it from then on.
+        given["owner"] = access.who
         if row is None:
             _forget(c, now)
             c.execute(
@@ -68,6 +76,26 @@ def put_worker(service: ServiceDep, worker_id: WorkerId, body: PutWorker) -> Wor
             given["heartbeat_at"] = now
             c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
         return _worker(_known(c, worker_id), now)
+
+
+def _refuse_foreign(
+    c: Connection, row: RowMapping | None, worker_id: str, body: PutWorker, access: Access
+) -> None:
+    """Raises 403 unless the caller may report for this worker, in this role and of this run."""
+    if access.every:
+        return
+    if row is not None:
+        access.require(row["owner"], f"worker {worker_id!r}")
+    if body.role not in ("collect", "eval"):
+        raise ProblemError(
+            403,
+            "forbidden",
+            f"the token may not report a worker of role {body.role!r}",
+            expected="role collect or eval, or one of the scopes train, admin",
+            got=", ".join(access.principal.scopes),
+        )
+    if body.run is not None:
+        find_run(c, body.run, access)
 
 
 def _restarted(row: RowMapping, body: PutWorker) -> bool:
@@ -88,7 +116,9 @@ def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
 
 
 @router.post("/{worker_id}/command")
-def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) -> Worker:
+def post_command(
+    service: ServiceDep, worker_id: WorkerId, body: PostCommand, caller: Caller
+) -> Worker:
     """Command a worker to pause, resume, drain or stop; the next heartbeat response carries it."""
     now, what = time.time(), body.command
     with service.db.write() as c:
@@ -104,19 +134,22 @@ def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) ->
         c.execute(
             sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
         )
+        write_audit(c, caller, "worker.command", worker_id, command=what)
         return _worker(_known(c, worker_id), now)
 
 
 @router.get("")
 def list_workers(
     service: ServiceDep,
+    access: AccessDep,
     role: WorkerRole | None = None,
     run: str | None = None,
     limit: Limit = 1000,
     cursor: str | None = None,
 ) -> Page[Worker]:
-    """Sorted by id, including dead ones."""
-    query = sa.select(workers).where(*equal(workers, role=role, run=run)).order_by(workers.c.id)
+    """Sorted by id, including dead ones; those that the caller may read."""
+    wanted = [*access.mine(workers.c.owner), *equal(workers, role=role, run=run)]
+    query = sa.select(workers).where(*wanted).order_by(workers.c.id)
     if cursor is not None:
         query = query.where(workers.c.id > cursor)
     now = time.time()
@@ -128,7 +161,7 @@ def list_workers(
 
 @router.put("/{worker_id}/programs/{role}")
 def put_program(
-    service: ServiceDep, worker_id: WorkerId, role: LaunchRole, body: Program
+    service: ServiceDep, worker_id: WorkerId, role: LaunchRole, body: Program, caller: Caller
 ) -> Program:
     """A launcher says what its program of this role can be told; the newest replaces the others."""
     document = body.model_dump_json()
@@ -140,6 +173,7 @@ def put_program(
                 worker_id=worker_id, role=role, document=document, updated_at=time.time()
             )
         )
+        count_audit(c, caller, "worker.program", f"{worker_id}/{role}")
     return body
 
 
@@ -158,7 +192,9 @@ def _is_program(worker_id: str, role: str) -> sa.ColumnElement[bool]:
 
 
 def _forget(c: Connection, now: float) -> None:
-    c.execute(sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS))
+    old = sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS)
+    if gone := c.execute(old).rowcount:
+        count_audit(c, SERVICE, "worker.forget", "workers", workers=gone)
     c.execute(sa.delete(programs).where(programs.c.worker_id.not_in(sa.select(workers.c.id))))
 
 

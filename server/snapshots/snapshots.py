@@ -26,7 +26,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt
-from server.index.db import Database, find_pk, first_rows
+from server.index.db import Database, count_audit, find_pk, first_rows, write_audit
 from server.index.deleted_files import give_up_files
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots, versions
@@ -91,7 +91,7 @@ class Snapshots:
 
     # --- create, in order of execution ----------------------------------------------------------
 
-    def create(self, body: CreateSnapshot) -> Snapshot:
+    def create(self, body: CreateSnapshot, who: str = "local") -> Snapshot:
         """Freeze a selection. Raises 404, 422 (SQL error, empty selection, layouts that differ).
 
         With `since`, an unchanged selection returns that snapshot.
@@ -105,7 +105,7 @@ class Snapshots:
         self._flush()
         for attempt in range(3):
             try:
-                return self._create(body, sources, again=attempt > 0)
+                return self._create(body, sources, who, again=attempt > 0)
             except SelectionMoved:
                 log.info("selected data moved while it was frozen", attempt=attempt)
         raise ProblemError(
@@ -116,7 +116,7 @@ class Snapshots:
         )
 
     def _create(
-        self, body: CreateSnapshot, sources: tuple[Component, ...], *, again: bool
+        self, body: CreateSnapshot, sources: tuple[Component, ...], who: str, *, again: bool
     ) -> Snapshot:
         rules = self._rules(body.include_eval)
         base = body.since
@@ -132,7 +132,7 @@ class Snapshots:
             before = self.get(body.since)
             if before.digest == digest:
                 self.cache.put(body.since, replace(earlier, found=found))
-                self._hold_at_least(body.since, body.holder)
+                self._hold_at_least(body.since, body.holder, who)
                 return before.model_copy(update={"added": 0, "removed": 0})
         snapshot_id, name = new_name("sn"), new_name("snap", ".arrow")
         metadata = _metadata(snapshot_id, digest, shares)
@@ -158,6 +158,7 @@ class Snapshots:
             connection.execute(
                 sa.insert(leases).values(snapshot_pk=pk, holder=body.holder, expires_uptime=expires)
             )
+            write_audit(connection, who, "snapshot.create", snapshot_id, holder=body.holder)
             failpoint("snapshot.before_commit")
         failpoint("snapshot.after_commit")
         self.cache.put(snapshot_id, CachedSnapshot(pk, found.blocks, found))
@@ -307,13 +308,14 @@ class Snapshots:
 
     # --- leases ---------------------------------------------------------------------------------
 
-    def lease(self, snapshot_id: str, body: PutLease) -> Lease:
+    def lease(self, snapshot_id: str, body: PutLease, who: str = "local") -> Lease:
         """Create or renew a lease on the snapshot's data. Raises 410 if the data was deleted."""
         with self._moving, self._db.write() as connection:
             row = _row(connection, snapshot_id)
             if _gone(connection, row["pk"]):
                 self._relocate(connection, row["pk"], snapshot_id)
             _put_lease(connection, row["pk"], body.holder, self._db.uptime() + body.ttl)
+            count_audit(connection, who, "lease.renew", snapshot_id)
         return Lease(
             snapshot=snapshot_id,
             holder=body.holder,
@@ -321,7 +323,7 @@ class Snapshots:
             expires_at=self._db.clock.wall() + body.ttl,
         )
 
-    def _hold_at_least(self, snapshot_id: str, holder: str) -> None:
+    def _hold_at_least(self, snapshot_id: str, holder: str, who: str) -> None:
         """Give an existing snapshot at least the first lease of a new one."""
         with self._db.read() as connection:
             held = connection.execute(
@@ -330,9 +332,9 @@ class Snapshots:
                 .where(snapshots.c.id == snapshot_id, leases.c.holder == holder)
             ).scalar()
         if held is None or held < self._db.uptime() + FIRST_TTL:
-            self.lease(snapshot_id, PutLease(holder=holder, ttl=FIRST_TTL))
+            self.lease(snapshot_id, PutLease(holder=holder, ttl=FIRST_TTL), who)
 
-    def release(self, snapshot_id: str, holder: str) -> None:
+    def release(self, snapshot_id: str, holder: str, who: str = "local") -> None:
         with self._db.write() as connection:
             row = _row(connection, snapshot_id)
             connection.execute(
@@ -340,6 +342,7 @@ class Snapshots:
                     leases.c.snapshot_pk == row["pk"], leases.c.holder == holder
                 )
             )
+            count_audit(connection, who, "lease.release", snapshot_id)
 
     def _relocate(self, connection: Connection, pk: int, snapshot_id: str) -> None:
         """Look up the locations of a snapshot's trajectories and rewrite its manifest."""

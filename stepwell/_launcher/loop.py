@@ -26,6 +26,7 @@ from stepwell._locks import pid_exists
 from stepwell._outbox_folder import entries, find_outboxes
 from stepwell.client import Client
 from stepwell.errors import (
+    NOT_OWNER,
     Conflict,
     NotFound,
     OutboxError,
@@ -265,6 +266,10 @@ class Launcher:
                     self._cancel(launch)
                 except NotFound:  # another service, or one that has lost its index
                     log.warning("the service knows no launch %s", launch.launch_id)
+                except Unauthorized as error:  # its token was replaced since
+                    if error.code != NOT_OWNER:
+                        raise
+                    log.warning("launch %s goes on unreported: %s", launch.launch_id, error)
                 launch.reported = report
                 launch.save(self.options.folder)
             if launch.ended:

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from pydantic import ValidationError
 
 from server.fsck import main as fsck
-from server.index.tables import REVISION
+from server.index.tables import REVISION, tokens
 from server.main import db_main, main
+from server.service import Service
 from server.settings import Settings
 from server.storage.store import DirectoryLock
-from stepwell.testing import make_spec, make_trajectory
+from stepwell.messages import CreateToken
+from stepwell.testing import make_spec, make_trajectory, wait_until
 
 
 def test_settings_come_from_the_environment_and_know_loopback(
@@ -52,6 +55,47 @@ def test_another_address_than_loopback_needs_a_token(
     assert main(["--data", str(tmp_path / "d"), "--host", "0.0.0.0"]) == 2
     assert "STEPWELL_TOKEN" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
+
+
+def test_an_admins_token_in_the_index_or_an_issuer_is_as_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that cannot manage the service, or can no longer, is none; the refusal names each
+    way."""
+    served: list[Settings] = []
+
+    def serve(made: Settings, listener: socket.socket) -> int:
+        listener.close()
+        served.append(made)
+        return 0
+
+    monkeypatch.setattr("server.main._serve", serve)
+    words = ["--data", str(tmp_path), "--host", "0.0.0.0", "--port", "0"]
+    service = Service(Settings(data=tmp_path))
+
+    def create(*scopes: str, seconds: float | None = None) -> str:
+        body = CreateToken(name="t", scopes=list(scopes), expires_in=seconds)
+        return service.auth.create(body, "local").id
+
+    first = create("admin", "read")
+    assert main(words) == 0 and len(served) == 1
+    create("admin", seconds=1e-3)
+    create("read")
+    with service.db.write() as c:
+        c.execute(sa.update(tokens).where(tokens.c.id == first).values(revoked_at=1.0))
+    wait_until(lambda: main(words) == 2)
+    error = capsys.readouterr().err
+    for way in ("STEPWELL_TOKEN", "stepwell tokens create me admin", "STEPWELL_OIDC_ISSUER"):
+        assert way in error
+    monkeypatch.setenv("STEPWELL_OIDC_ISSUER", "https://login.example.org")
+    monkeypatch.setenv("STEPWELL_OIDC_AUDIENCE", "stepwell")
+    count = len(served)
+    assert main(words) == 0 and len(served) == count + 1
+    service.close()
+    for damaged in (b"", b"no index"):
+        (tmp_path / "index.sqlite").write_bytes(damaged)
+        monkeypatch.delenv("STEPWELL_OIDC_ISSUER", raising=False)
+        assert main(words) == 2
 
 
 def test_bad_options_are_one_line_naming_the_option(

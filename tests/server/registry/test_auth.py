@@ -1,7 +1,6 @@
 """Tokens and scopes: who gets in where, checked before the body is read."""
 
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from server import auth
-from server.auth import OPEN, RULES, Principal, scopes_for
+from server.auth import OPEN
 from server.index.tables import tokens
 from server.main import configure_logging
 from stepwell.codec import encode
@@ -120,22 +119,6 @@ def test_a_stranger_learns_whether_it_works_and_nothing_else(
             assert found["version"] and "damaged" in found["detail"]
 
 
-def test_every_rule_is_about_a_route_that_exists(app: TestClient) -> None:
-    """A rule for a path that was renamed protects nothing, or grants too little."""
-    routes = [
-        (method.upper(), path.replace("{", "").replace("}", ""))
-        for path, methods in app.get("/openapi.json").json()["paths"].items()
-        for method in methods
-    ]
-    routes.append(("GET", "/openapi.json"))
-    unknown = [
-        (methods, pattern)
-        for methods, pattern, _ in RULES
-        if not any(m in methods and re.fullmatch(pattern, p) for m, p in routes)
-    ]
-    assert unknown == []
-
-
 def test_writing_the_registry_needs_its_scopes(closed: TestClient) -> None:
     """A reader reads, a trainer publishes, a collector reports; none of them manages."""
     read, train = bearer(token(closed, "read")), bearer(token(closed, "train"))
@@ -146,20 +129,22 @@ def test_writing_the_registry_needs_its_scopes(closed: TestClient) -> None:
     assert "train" in refused.json()["expected"]
     assert refused.json()["got"] == "read"
     assert closed.post("/v1/runs", json=run, headers=train).status_code == 201
-    assert closed.patch("/v1/runs/a", json={}, headers=ingest).status_code == 200
+    assert closed.patch("/v1/runs/a", json={}, headers=ingest).json()["code"] == "not_owner"
     raw = {"content-type": "application/octet-stream"}
     for head, status in ((ingest, 403), (read, 403), (train, 201)):
         put = closed.put("/v1/runs/a/policies/1", content=b"x", headers=head | raw)
         assert put.status_code == status
-    for head in (read, train, ingest):
+    play = bearer(token(closed, "play:a"))
+    for head in (read, train, play):
         assert closed.get("/v1/runs/a/policies/1", headers=head).content == b"x"
+    for head in (read, train, ingest):
         assert closed.delete("/v1/runs/a", headers=head).status_code == 403
         assert closed.get("/v1/tokens", headers=head).status_code == 403
         command = closed.post("/v1/workers/w/command", json={"command": "stop"}, headers=head)
         assert command.status_code == 403
     closed.put("/v1/workers/w", json={"role": "launcher"}, headers=train)
     program = {"version": "1", "settings": {}}
-    for head, status in ((read, 403), (train, 200), (ingest, 200)):
+    for head, status in ((read, 403), (train, 200), (ingest, 403)):
         put = closed.put("/v1/workers/w/programs/train", json=program, headers=head)
         assert put.status_code == status
 
@@ -175,122 +160,6 @@ def test_the_secret_of_a_token_is_compared(closed: TestClient, scope: str) -> No
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized"), made
     for made in (f"stw_{token_id}", f"STW_{token_id}_{secret}", f"sqw_{token_id}_{secret}"):
         assert closed.get("/v1/runs", headers=bearer(made)).status_code == 401, made
-
-
-# What each kind of token may do beside an admin, route by route: every route of the service stands
-# here, so that a new one has to say who may use it. "own": an ingest token, for its dataset alone.
-READERS = "read train"
-COLLECTORS = "read train ingest own other"
-WORKERS = "train ingest own other"
-ALLOWED: dict[str, str] = {
-    "GET /openapi.json": "read sql train ingest own other",
-    "GET /metrics": READERS,
-    "POST /v1/datasets": "ingest",
-    "GET /v1/datasets": READERS,
-    "GET /v1/datasets/{name}": "read train ingest own",
-    "PATCH /v1/datasets/{name}": "",
-    "DELETE /v1/datasets/{name}": "",
-    "POST /v1/datasets/{name}/versions": "train",
-    "GET /v1/datasets/{name}/versions": READERS,
-    "GET /v1/datasets/{name}/versions/{version}": READERS,
-    "GET /v1/datasets/{name}/versions/{version}/diff": READERS,
-    "DELETE /v1/datasets/{name}/versions/{version}": "",
-    "GET /v1/datasets/{name}/consumers": "read train ingest own",
-    "PUT /v1/datasets/{name}/consumers/{consumer}": "train",
-    "PATCH /v1/datasets/{name}/consumers/{consumer}": "train",
-    "DELETE /v1/datasets/{name}/consumers/{consumer}": "train",
-    "POST /v1/datasets/{name}/flush": "ingest own",
-    "POST /v1/datasets/{name}/trajectories": "ingest own",
-    "GET /v1/datasets/{name}/trajectories": READERS,
-    "GET /v1/trajectories/{trajectory_id}": READERS,
-    "GET /v1/trajectories/{trajectory_id}/steps": READERS,
-    "PATCH /v1/trajectories/{trajectory_id}": "",
-    "POST /v1/trajectories/labels": "",
-    "POST /v1/trajectories/{trajectory_id}/demote": "",
-    "POST /v1/datasets/{name}/imports": "ingest own",
-    "POST /v1/datasets/{name}/annotations": "train",
-    "POST /v1/datasets/{name}/annotations/values": "train",
-    "GET /v1/datasets/{name}/annotations": READERS,
-    "DELETE /v1/datasets/{name}/annotations": "",
-    "GET /v1/jobs": COLLECTORS,
-    "GET /v1/jobs/{job_id}": COLLECTORS,
-    "POST /v1/jobs/check_index": "",
-    "DELETE /v1/jobs/{job_id}": "ingest own other",
-    "POST /v1/query": "sql",
-    "GET /v1/query/schema": "sql read",
-    "GET /v1/queries": "sql read train",
-    "GET /v1/queries/{name}": "sql read train",
-    "PUT /v1/queries/{name}": "sql",
-    "DELETE /v1/queries/{name}": "sql",
-    "POST /v1/snapshots": "train",
-    "GET /v1/snapshots": READERS,
-    "GET /v1/snapshots/{snapshot_id}": READERS,
-    "GET /v1/snapshots/{snapshot_id}/manifest": READERS,
-    "PUT /v1/snapshots/{snapshot_id}/lease": "train",
-    "DELETE /v1/snapshots/{snapshot_id}/lease": "train",
-    "GET /v1/shards/{shard_id}": READERS,
-    "HEAD /v1/shards/{shard_id}": READERS,
-    "POST /v1/runs": WORKERS,
-    "GET /v1/runs": COLLECTORS,
-    "GET /v1/runs/{name}": COLLECTORS,
-    "PATCH /v1/runs/{name}": WORKERS,
-    "DELETE /v1/runs/{name}": "",
-    "POST /v1/runs/{name}/metrics": WORKERS,
-    "GET /v1/runs/{name}/metrics": COLLECTORS,
-    "GET /v1/runs/{name}/log": COLLECTORS,
-    "PUT /v1/runs/{name}/policies/{version}": "train",
-    "GET /v1/runs/{name}/policies": COLLECTORS,
-    "GET /v1/runs/{name}/policies/{which}": COLLECTORS,
-    "HEAD /v1/runs/{name}/policies/{which}": COLLECTORS,
-    "PUT /v1/runs/{name}/aliases/{alias}": "train",
-    "POST /v1/evaluations": WORKERS,
-    "GET /v1/evaluations": READERS,
-    "PUT /v1/evaluations/{evaluation_id}/videos/{seed}": WORKERS,
-    "GET /v1/evaluations/{evaluation_id}/videos": READERS,
-    "GET /v1/evaluations/{evaluation_id}/videos/{seed}": READERS,
-    "DELETE /v1/evaluations/{evaluation_id}/videos/{seed}": "",
-    "PUT /v1/workers/{worker_id}": WORKERS,
-    "GET /v1/workers": READERS,
-    "POST /v1/workers/{worker_id}/command": "",
-    "PUT /v1/workers/{worker_id}/programs/{role}": WORKERS,
-    "GET /v1/workers/{worker_id}/programs/{role}": READERS,
-    "POST /v1/launches": "",
-    "GET /v1/launches": READERS,
-    "GET /v1/launches/{launch_id}": READERS,
-    "GET /v1/launches/{launch_id}/log": READERS,
-    "POST /v1/launches/claim": WORKERS,
-    "PATCH /v1/launches/{launch_id}": WORKERS,
-    "DELETE /v1/launches/{launch_id}": "",
-    "POST /v1/tokens": "",
-    "GET /v1/tokens": "",
-    "GET /v1/audit": "",
-    "DELETE /v1/tokens/{token_id}": "",
-}
-SCOPES = {"own": "ingest:name", "other": "ingest:elsewhere"}
-
-
-def test_every_route_lets_in_the_scopes_that_are_meant_and_no_other(closed: TestClient) -> None:
-    """Over HTTP, all routes with all kinds of tokens: 403 or past the door."""
-    schema = closed.get("/openapi.json", headers=bearer(OPERATOR)).json()["paths"]
-    routes = {f"{method.upper()} {path}" for path, methods in schema.items() for method in methods}
-    known = set(ALLOWED) - {"GET /openapi.json"}
-    documented = {route for route in known if not route.startswith("HEAD")}
-    assert {route for route in routes if route.split()[1] not in OPEN} - known == set()
-    assert documented <= routes
-    kinds = ("read", "sql", "train", "ingest", "own", "other", "admin")
-    heads = {kind: bearer(token(closed, SCOPES.get(kind, kind))) for kind in kinds}
-    wrong = []
-    for route, allowed in ALLOWED.items():
-        method, path = route.split()
-        url = path.replace("{", "").replace("}", "")
-        for kind, head in heads.items():
-            # A body that no route takes: whoever is let in goes no further than that.
-            answer = closed.request(method, url, content=b"?", headers=head | {"content-type": "x"})
-            let_in = answer.status_code != 403
-            assert answer.status_code != 401
-            if let_in is not (kind == "admin" or kind in allowed.split()):
-                wrong.append((route, kind, answer.status_code))
-    assert wrong == []
 
 
 # --- failed tokens --------------------------------------------------------------------------------
@@ -347,27 +216,6 @@ def test_an_ipv6_network_counts_as_one(client: object, address: str) -> None:
     assert auth.address_of({"client": client}) == address
 
 
-@pytest.mark.parametrize(
-    ("scope", "dataset", "allowed"),
-    [
-        ("ingest", "hopper", True),
-        ("ingest:*", "hopper", True),
-        ("ingest:hopper", "hopper", True),
-        ("ingest:hopper", "hopper-2", False),
-        ("ingest:hop*", "hopper-2", True),
-        ("ingest:hop*", "walker", False),
-        ("read", "hopper", False),
-        ("sql", "hopper", False),
-        ("admin", "hopper", True),
-    ],
-)
-def test_ingest_is_granted_by_dataset(scope: str, dataset: str, allowed: bool) -> None:
-    who = Principal("t", (scope,))
-    for what in ("trajectories", "flush", "imports"):
-        needed = scopes_for("POST", f"/v1/datasets/{dataset}/{what}")
-        assert any(who.may(one) for one in needed) is allowed
-
-
 def test_who_may_only_ingest_fills_a_full_dataset_and_may_delete_nothing(
     closed: TestClient,
 ) -> None:
@@ -387,28 +235,6 @@ def test_who_may_only_ingest_fills_a_full_dataset_and_may_delete_nothing(
     found = closed.get("/v1/datasets/hopper", headers=bearer(OPERATOR)).json()
     assert (found["fifo"]["trajectories"], found["evicted"]) == (2, 2)
     assert closed.delete("/v1/datasets/hopper", headers=collector).status_code == 403
-
-
-def test_only_one_who_may_fill_every_dataset_may_create_one() -> None:
-    needed = scopes_for("POST", "/v1/datasets")
-    may = {s: any(Principal("t", (s,)).may(n) for n in needed) for s in ("ingest", "ingest:a*")}
-    assert may == {"ingest": True, "ingest:a*": False}
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("DELETE", "/v1/datasets/x"),
-        ("PATCH", "/v1/trajectories/x"),
-        ("POST", "/v1/trajectories/x/demote"),
-        ("POST", "/v1/whatever/comes/later"),
-        ("PUT", "/v1/runs/a/policies/../../x"),
-        ("POST", "/v1/datasets/a/b/trajectories"),
-    ],
-)
-def test_what_no_rule_names_needs_admin(method: str, path: str) -> None:
-    """Forgetting a line locks out; it never lets in."""
-    assert scopes_for(method, path) == ("admin",)
 
 
 def test_the_body_is_not_read_for_a_stranger(closed: TestClient) -> None:
@@ -606,3 +432,31 @@ def test_beyond_loopback_nothing_is_open(start_app: Callable[..., TestClient]) -
     """Even if it were started without a token."""
     app = start_app(host="0.0.0.0", allowed_hosts=["127.0.0.1"])
     assert app.get("/v1/runs").status_code == 401
+
+
+def test_beyond_loopback_every_name_is_answered_and_nobody_without_a_token(
+    start_app: Callable[..., TestClient],
+) -> None:
+    """The public name is unknown, whoever holds the keys: the operator, or tokens of the index."""
+    app = start_app()
+    admin = bearer(app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"]}).json()["token"])
+    foreign = {"host": "robots.example"}
+    assert app.get("/v1/runs", headers=admin | foreign).status_code == 421, "on loopback"
+    app = start_app(host="0.0.0.0")
+    assert app.get("/v1/runs", headers=foreign).status_code == 401
+    assert app.get("/v1/runs", headers=admin | foreign).status_code == 200
+    app = start_app(host="0.0.0.0", allowed_hosts=["data.example"])
+    assert app.get("/v1/runs", headers=admin | foreign).status_code == 421
+
+
+def test_beyond_loopback_the_last_manager_cannot_be_revoked(
+    start_app: Callable[..., TestClient],
+) -> None:
+    """On loopback it opens the service; elsewhere nobody could come in again."""
+    app = start_app()
+    made = app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"]}).json()
+    app = start_app(host="0.0.0.0")
+    url, head = f"/v1/tokens/{made['id']}", bearer(made["token"])
+    assert app.delete(url, headers=head).status_code == 409
+    app = start_app(host="0.0.0.0", token=OPERATOR)
+    assert app.delete(url, headers=head).status_code == 204
