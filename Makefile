@@ -46,9 +46,9 @@ unit: $(BIN)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Fifty kills of the live service instead of six, a thousand flipped bits instead of forty, fifty
-# sessions of the dashboard instead of twelve.
+# sessions of the dashboard instead of twelve, fifty backups instead of three.
 faults: $(BIN)/.installed
-	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_SESSIONS=50 $(BIN)/python -m pytest tests/faults \
+	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_SESSIONS=50 STEPWELL_BACKUPS=50 $(BIN)/python -m pytest tests/faults \
 		tests/browser/test_sessions.py $(ARGS)
 
 # A collector with Python 3.10 and the oldest packages that pyproject.toml allows; OLD= names another.
