@@ -122,6 +122,8 @@ class Store:
         """Move a file to DIR/quarantine/<folder>, where nothing reads or deletes it."""
         path = self.path(folder, name)
         target = self.root / QUARANTINE / folder / name
+        while target.exists():  # of another time: nothing is overwritten
+            target = target.with_name(f"{target.stem}_{target.suffix}")
         target.parent.mkdir(parents=True, exist_ok=True)
         for made in (self.root / QUARANTINE / folder, self.root / QUARANTINE, self.root):
             sync_directory(made)
