@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
+from server.index.db import TICK_EVERY, Database
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
@@ -100,10 +101,12 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         opened = service if service is not None else await run_in_threadpool(Service, settings)
         app.state.service = opened
+        counting = asyncio.create_task(_count_uptime(opened.db))
         try:
             opened.start()
             yield
         finally:
+            counting.cancel()
             await run_in_threadpool(opened.close)
 
     app = FastAPI(
@@ -131,6 +134,13 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
     return app
+
+
+async def _count_uptime(db: Database) -> None:
+    """Count the time in which this event loop, which answers the requests, runs."""
+    while True:
+        db.tick()
+        await asyncio.sleep(TICK_EVERY)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -363,9 +363,14 @@ class _BodyReader:
                         got=f"{self._seen} bytes in {time.monotonic() - self._began:.1f} s",
                     )
                 )
+            wait, before = min(left, LOOK), time.monotonic()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK)):
+                async with asyncio.timeout(wait):
                     return await self._receive()
+            # The service was stopped or busy: the sender's bytes may wait in the socket.
+            late = time.monotonic() - before - wait
+            self._began += late
+            self._latest += late
 
     def _deadline(self) -> float:
         patience, rate = self._patience, float(MIN_RATE)

@@ -69,8 +69,9 @@ def orphans(db: Database, store: Store) -> list[Orphan]:
 class OrphanSweeper:
     """Deletes orphans once they have been orphans for long enough.
 
-    The sweeper counts the time since it first found one: a file's own time is from a wall clock
-    that may jump, and a new file whose transaction has not committed must not look old.
+    The sweeper counts the uptime since it first found one: a file's own time is from a wall clock
+    that may jump, and a new file whose transaction has not committed must not look old, also not
+    after the process was stopped between the two.
     """
 
     def __init__(self, db: Database, store: Store):
@@ -79,7 +80,7 @@ class OrphanSweeper:
 
     def round(self, older_than: float) -> int:
         """Returns the number deleted. With 0.0, all: only while nothing else runs."""
-        now, count = self._db.clock.monotonic(), 0
+        now, count = self._db.uptime(), 0
         found = [o for o in orphans(self._db, self._store) if o.removable and not o.importing]
         self._met = {(o.folder, o.name): self._met.get((o.folder, o.name), now) for o in found}
         for orphan in found:
