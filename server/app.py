@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
 from server.index.db import TICK_EVERY, Database
+from server.ingest.commit import READ_ONLY
 from server.problems import ProblemError, disk_problem, title_of
-from server.request_limits import RequestLimits
+from server.request_limits import WRITES, RequestLimits
 from server.routes import (
     annotation,
     audit,
@@ -86,6 +87,12 @@ ERROR = {
     "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 log = structlog.get_logger("stepwell.app")
+QUERY_PATH = "/v1/query"
+"""A POST that only reads."""
+UNREADABLE = (
+    "it could not be read; nothing was changed or lost. SQL needs disk space for its copy of the"
+    " index: send the request again when the disk works and has space"
+)
 DISK_SAID_EVERY = 60.0
 """Seconds between two log lines about a disk that refuses writes."""
 
@@ -194,11 +201,8 @@ def _unrouted(request: Request, error: HTTPException) -> ProblemError:
 
 def _disk_refusal(request: Request, error: Exception) -> ProblemError:
     """A failed read or write: 507 or 503 for a disk error, else an internal error."""
-    problem = disk_problem(
-        error,
-        "nothing of this request was stored; reads still work, and writes resume by themselves when"
-        " the disk accepts data again",
-    )
+    stores = request.method in WRITES and request.url.path.rstrip("/") != QUERY_PATH
+    problem = disk_problem(error, READ_ONLY if stores else UNREADABLE)
     if problem is None and "malformed" in str(getattr(error, "orig", "")):
         problem = ProblemError(
             500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.body_memory import (
     DISCARD,
     body_limits,
-    body_too_large,
     declared_length,
     may_lack_type,
 )
@@ -81,10 +80,10 @@ class RequestLimits:
     def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
         if scope["method"] not in WRITES:
             return
-        limit = body_limits(self.settings, scope["method"], scope["path"]).limit
+        limits = body_limits(self.settings, scope["method"], scope["path"])
         length = headers.get("content-length")
-        if length is not None and length.isdecimal() and int(length) > limit:
-            raise body_too_large(limit, int(length))
+        if length is not None and length.isdecimal() and int(length) > limits.limit:
+            raise limits.refusal(int(length))
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = length not in (None, "0") or "transfer-encoding" in headers
         if kind in SIMPLE or (has_body and not kind and not may_lack_type(scope["path"])):

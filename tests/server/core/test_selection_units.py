@@ -1,4 +1,4 @@
-"""What a snapshot's digest covers: which trajectories, with which content and weights. Not where."""
+"""A snapshot's digest covers which trajectories, with which content and weights; not where."""
 
 from __future__ import annotations
 
