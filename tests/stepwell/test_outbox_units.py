@@ -965,8 +965,13 @@ def test_flush_and_close_are_true_only_if_all_was_accepted(box, service):
     assert kept.id == two.id and box.undelivered() == (
         f"1 trajectory refused by the service (too long): see {kept.path.absolute()}"
     )
-    service.says.clear()
     assert box.retry_rejected() == 1 and box.flush(0.0) is False
+    service.says[two.id] = {"status": "refused", "problem": problem(413, "still")}
+    box._send_some("arrow")
+    (kept,) = entries(box.directory / "rejected")
+    assert box.undelivered().endswith(f"(still): see {kept.path.absolute()}")
+    service.says.clear()
+    assert box.retry_rejected() == 1
     box._send_some("arrow")
     assert box.flush(60) is True and box.undelivered() == ""
     (damaged,) = put(box, 1)
