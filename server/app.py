@@ -20,8 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
+from server.index.db import TICK_EVERY, Database
+from server.ingest.commit import READ_ONLY
 from server.problems import ProblemError, disk_problem, title_of
-from server.request_limits import RequestLimits
+from server.request_limits import WRITES, RequestLimits
 from server.routes import (
     annotation,
     audit,
@@ -85,6 +87,12 @@ ERROR = {
     "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 log = structlog.get_logger("stepwell.app")
+QUERY_PATH = "/v1/query"
+"""A POST that only reads."""
+UNREADABLE = (
+    "it could not be read; nothing was changed or lost. SQL needs disk space for its copy of the"
+    " index: send the request again when the disk works and has space"
+)
 DISK_SAID_EVERY = 60.0
 """Seconds between two log lines about a disk that refuses writes."""
 
@@ -100,10 +108,12 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         opened = service if service is not None else await run_in_threadpool(Service, settings)
         app.state.service = opened
+        counting = asyncio.create_task(_count_uptime(opened.db))
         try:
             opened.start()
             yield
         finally:
+            counting.cancel()
             await run_in_threadpool(opened.close)
 
     app = FastAPI(
@@ -131,6 +141,13 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
     return app
+
+
+async def _count_uptime(db: Database) -> None:
+    """Count the time in which this event loop, which answers the requests, runs."""
+    while True:
+        db.tick()
+        await asyncio.sleep(TICK_EVERY)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -184,11 +201,8 @@ def _unrouted(request: Request, error: HTTPException) -> ProblemError:
 
 def _disk_refusal(request: Request, error: Exception) -> ProblemError:
     """A failed read or write: 507 or 503 for a disk error, else an internal error."""
-    problem = disk_problem(
-        error,
-        "nothing of this request was stored; reads still work, and writes resume by themselves when"
-        " the disk accepts data again",
-    )
+    stores = request.method in WRITES and request.url.path.rstrip("/") != QUERY_PATH
+    problem = disk_problem(error, READ_ONLY if stores else UNREADABLE)
     if problem is None and "malformed" in str(getattr(error, "orig", "")):
         problem = ProblemError(
             500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"

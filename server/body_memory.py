@@ -62,6 +62,11 @@ DISCARD = 1 << 20
 """A refused body with at most this many bytes left is read and dropped, which keeps the connection
 usable; with more bytes left the connection is closed."""
 
+SPLIT_TRAJECTORIES = (
+    "send fewer trajectories in one request; one that is larger by itself must be stored in pieces"
+    " (max_steps of the collector) or needs a higher STEPWELL_MAX_BODY"
+)
+
 _INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
 _VALUES = re.compile(r"/v1/datasets/[^/]+/annotations/values/?")
 _IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
@@ -79,19 +84,39 @@ class BodyLimits:
     """Bytes of memory for each byte of the body …"""
     held: int | None = None
     """… or for the whole body, because it goes to a file."""
+    advice: str = "send less in one request, or raise STEPWELL_MAX_JSON"
+    """What to do about a larger body."""
+
+    def refusal(self, got: int) -> ProblemError:
+        """The problem of a body of at least `got` bytes."""
+        return ProblemError(
+            413,
+            "body_too_large",
+            self.advice,
+            expected=f"at most {self.limit} bytes",
+            got=f"{got} bytes or more",
+        )
 
 
 def body_limits(settings: Settings, method: str, path: str) -> BodyLimits:
     if method == "POST" and _INGEST.fullmatch(path):
-        return BodyLimits(settings.max_body)
+        return BodyLimits(settings.max_body, advice=SPLIT_TRAJECTORIES)
     if method == "POST" and _VALUES.fullmatch(path):
-        return BodyLimits(settings.max_body // VALUES_WEIGHT, VALUES_WEIGHT)
+        return BodyLimits(
+            settings.max_body // VALUES_WEIGHT,
+            VALUES_WEIGHT,
+            advice="send the values of fewer trajectories in one request, or raise"
+            f" STEPWELL_MAX_BODY: {VALUES_WEIGHT} times the limit",
+        )
     if method == "POST" and _IMPORT.fullmatch(path):
-        return BodyLimits(settings.max_upload, held=STREAM_BYTES)
+        advice = "import a part of the data at a time, or raise STEPWELL_MAX_UPLOAD"
+        return BodyLimits(settings.max_upload, held=STREAM_BYTES, advice=advice)
     if method == "PUT" and _POLICY.fullmatch(path):
-        return BodyLimits(settings.max_policy, held=STREAM_BYTES)
+        advice = "a policy file this large needs a higher STEPWELL_MAX_POLICY"
+        return BodyLimits(settings.max_policy, held=STREAM_BYTES, advice=advice)
     if method == "PUT" and _VIDEO.fullmatch(path):
-        return BodyLimits(settings.max_video, held=STREAM_BYTES)
+        advice = "store a smaller or shorter video, or raise STEPWELL_MAX_VIDEO"
+        return BodyLimits(settings.max_video, held=STREAM_BYTES, advice=advice)
     return BodyLimits(settings.max_json, JSON_WEIGHT)
 
 
@@ -249,7 +274,6 @@ class MemoryBudget:
             " the request again",
             expected=f"{size - reservation.size} bytes free of {self.total}",
             got=f"{self.total - self.held} bytes free",
-            headers={"Retry-After": "1"},
         )
 
 
@@ -324,7 +348,7 @@ class _BodyReader:
         self._seen += len(message.get("body", b""))
         self._done = not message.get("more_body", False)
         if self._seen > self._limit:
-            raise self._refuse(body_too_large(self._limit, self._seen))
+            raise self._refuse(self._limits.refusal(self._seen))
         await self._reserve(0)
         return message
 
@@ -363,9 +387,14 @@ class _BodyReader:
                         got=f"{self._seen} bytes in {time.monotonic() - self._began:.1f} s",
                     )
                 )
+            wait, before = min(left, LOOK), time.monotonic()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK)):
+                async with asyncio.timeout(wait):
                     return await self._receive()
+            # The service was stopped or busy: the sender's bytes may wait in the socket.
+            late = time.monotonic() - before - wait
+            self._began += late
+            self._latest += late
 
     def _deadline(self) -> float:
         patience, rate = self._patience, float(MIN_RATE)
@@ -413,13 +442,3 @@ def declared_length(scope: Mapping[str, Any]) -> int | None:
         elif name == b"transfer-encoding":
             return None
     return found
-
-
-def body_too_large(limit: int, got: int) -> ProblemError:
-    return ProblemError(
-        413,
-        "body_too_large",
-        "send less in one request",
-        expected=f"at most {limit} bytes",
-        got=f"{got} bytes or more",
-    )

@@ -102,9 +102,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         problem = ProblemError(status, code, "the request was not processed", expected=expected)
         body = problem.body()
+        headers = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {PROBLEM}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{headers}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -18,6 +18,10 @@ from starlette.responses import Response
 
 from stepwell.messages import PROBLEM, Problem
 
+RETRIED = frozenset({408, 429, 503})
+"""Statuses after which the same request can succeed (docs/http.md): each has a Retry-After."""
+RETRY_AFTER = "1"
+
 
 class ProblemError(Exception):
     """An error response: expected, got, and what to do. `code` is stable and snake_case."""
@@ -41,6 +45,8 @@ class ProblemError(Exception):
         self.got = got
         self.errors = errors
         self.headers = dict(headers or {})
+        if status in RETRIED:
+            self.headers.setdefault("Retry-After", RETRY_AFTER)
 
     def copy(self) -> ProblemError:
         """A copy without a traceback. Raise a copy of a stored problem, never the stored one: each

@@ -6,24 +6,21 @@ Host, Origin and content type are checked there too.
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.body_memory import (
     DISCARD,
     body_limits,
-    body_too_large,
     declared_length,
     may_lack_type,
 )
 from server.problems import ProblemError
 from server.settings import Settings
+from stepwell._hosts import allowed_names, host_of, is_allowed_origin
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # What a page may send across origins without a preflight; forged JSON is sent as text/plain.
 SIMPLE = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class RequestLimits:
@@ -54,8 +51,8 @@ class RequestLimits:
         settings = self.settings
         if not settings.loopback and not settings.allowed_hosts:
             return  # the public name is unknown here, and every caller there needs a token
-        host = _host_of(headers.get("host", ""))
-        allowed = LOCAL | {settings.host.lower()} | {h.lower() for h in settings.allowed_hosts}
+        host = host_of(headers.get("host", ""))
+        allowed = allowed_names(settings.host, settings.allowed_hosts)
         if host not in allowed:
             raise ProblemError(
                 421,
@@ -68,9 +65,8 @@ class RequestLimits:
 
     def _check_origin(self, headers: dict[str, str]) -> None:
         origin = headers.get("origin")
-        if origin is None or origin in self.settings.allowed_origins:
-            return
-        if origin != "null" and urlsplit(origin).netloc == headers.get("host"):
+        allowed = self.settings.allowed_origins
+        if origin is None or is_allowed_origin(origin, headers.get("host", ""), allowed):
             return
         raise ProblemError(
             403,
@@ -84,10 +80,10 @@ class RequestLimits:
     def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
         if scope["method"] not in WRITES:
             return
-        limit = body_limits(self.settings, scope["method"], scope["path"]).limit
+        limits = body_limits(self.settings, scope["method"], scope["path"])
         length = headers.get("content-length")
-        if length is not None and length.isdecimal() and int(length) > limit:
-            raise body_too_large(limit, int(length))
+        if length is not None and length.isdecimal() and int(length) > limits.limit:
+            raise limits.refusal(int(length))
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = length not in (None, "0") or "transfer-encoding" in headers
         if kind in SIMPLE or (has_body and not kind and not may_lack_type(scope["path"])):
@@ -100,11 +96,3 @@ class RequestLimits:
                 " application/octet-stream, depending on the route",
                 got=kind or "none",
             )
-
-
-def _host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
-    try:
-        return (urlsplit(f"//{header}").hostname or "").lower()
-    except ValueError:
-        return ""

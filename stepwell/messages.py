@@ -699,7 +699,7 @@ class Lease(Response):
     snapshot: str
     holder: str
     ttl: float
-    """Seconds from now on the monotonic clock of the service; clock changes do not affect it."""
+    """Seconds from now in which the service can answer (docs/maintenance.md, Clocks)."""
     expires_at: float
     """Approximate Unix time of the expiry, for display."""
 

@@ -139,7 +139,7 @@ class Outbox:
         """Kinds of which the service may have received more than it has acknowledged."""
         self._refused: Counter[str] = Counter()
         self._damaged: Counter[str] = Counter()
-        self._refusal = ""
+        self._refusal = self._refused_file = ""
         self._asked: float | None = None
         self._closing = self._released = False
         try:
@@ -268,7 +268,11 @@ class Outbox:
     # --- state ----------------------------------------------------------------------------------
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Try to send everything now. Returns True if nothing waits, False after `timeout`."""
+        """Try to send everything now, for at most `timeout` seconds.
+
+        Returns True if the service has accepted everything since this object was created. False:
+        something waits, was refused (`rejected/`) or could not be read; `undelivered` says what.
+        """
         self.held, deadline = False, time.monotonic() + timeout
         with self._changed:
             while self._waiting and self._loop.alive:
@@ -277,7 +281,11 @@ class Outbox:
                     break
                 self._loop.wake()
                 self._changed.wait(min(remaining, FIRST_WAIT))
-            return not self._waiting
+            return self._delivered
+
+    @property
+    def _delivered(self) -> bool:
+        return not (self._waiting or self._refused or self._damaged)
 
     @property
     def pending(self) -> int:
@@ -328,9 +336,10 @@ class Outbox:
                 f"{shlex.quote(str(where))}"
             )
         if self._refused:
+            kept = [self._refused_file] if self._refused.total() == 1 else []
             parts.append(
                 f"{describe(self._refused)} refused by the service ({self._refusal}): "
-                f"see {where / 'rejected'}"
+                f"see {where.joinpath('rejected', *kept)}"
             )
         if self._damaged:
             parts.append(
@@ -359,6 +368,8 @@ class Outbox:
             old.path.with_suffix(".json").unlink(missing_ok=True)
             self.rejected -= 1
             moved += 1
+        self._refused.clear()
+        self._refusal = ""
         sync_folder(self.directory)
         sync_folder(self._rejected_folder)
         return moved
@@ -409,11 +420,11 @@ class Outbox:
             self._changed.notify_all()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Try to send the rest for up to `timeout` seconds, then stop. True if nothing is left.
+        """Try to send the rest for up to `timeout` seconds, then stop. True as of `flush`.
 
         Remaining items stay on disk for the next Outbox on this directory.
         """
-        drained = self.flush(timeout) if timeout > 0 else not self._waiting
+        delivered = self.flush(timeout) if timeout > 0 else self._delivered
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -423,7 +434,7 @@ class Outbox:
             self._released = True
         self._lock.close()
         atexit.unregister(self._at_exit)
-        return drained
+        return delivered
 
     def __enter__(self) -> Outbox:
         return self
@@ -630,7 +641,8 @@ class Outbox:
         sync_folder(self._rejected_folder)
         self.rejected += 1
         self._refused[entry.kind] += 1
-        self._refusal = self._refusal or reason_of(target)
+        if not self._refusal:
+            self._refusal, self._refused_file = reason_of(target), target.name
         self._forget([entry])
 
     def _forget(self, gone: list[Entry]) -> None:

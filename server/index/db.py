@@ -3,12 +3,14 @@
     with db.read() as c:  …      a consistent view; never blocks, never blocked
     with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
 
-    db.uptime()             seconds that services have run on this index, over all processes
+    db.uptime()             seconds that services could answer on this index, over all processes
+    db.tick()               a sign that it can be answered now; the event loop calls it
 
 Uptime is monotonic time, summed and stored in the index: leases, grace periods and tombstones use
-it, because the wall clock may jump. It stops while no service runs, and the few seconds that a
-crash loses make a lease longer, never shorter. CLOCK_MONOTONIC, not CLOCK_BOOTTIME: while the
-machine is suspended no lease can be renewed, so that time does not count.
+it, because the wall clock may jump. Only time in which a lease could be renewed counts: uptime
+stands still from MAX_GAP seconds after the last tick. There is no tick before the service serves,
+while its process or its machine is stopped, while its event loop is blocked, and while nothing can
+be written. The few seconds that a crash loses make a lease longer, never shorter.
 
 pysqlite opens transactions implicitly, which would break both promises: its own handling is
 switched off (`isolation_level = None`) and BEGIN is issued here.
@@ -58,6 +60,11 @@ _COUNT = """
 
 SAVE_UPTIME_EVERY = 1.0
 """Seconds; uptime is also saved with every other transaction."""
+TICK_EVERY = 0.5
+"""Seconds between two ticks of a service that serves."""
+MAX_GAP = 2.0
+"""Seconds that count between two ticks. A few periods: under load a tick is late, and time in which
+a busy service does answer counts in full."""
 
 
 class Clock:
@@ -68,7 +75,7 @@ class Clock:
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; monotonic; stops while the machine is suspended."""
+        """Seconds from an arbitrary start; monotonic."""
         return time.monotonic()
 
 
@@ -89,14 +96,17 @@ class Database:
         self.engine = connect(path)
         self._lock = threading.Lock()
         self._writer: int | None = None
+        self._write_began: float | None = None
+        self._write_failed = False
         with self.read() as connection:
             counted = read_counters(connection)
-        self._uptime_before = float(counted["uptime"]) / 1e3
+        self.saved_uptime = float(counted["uptime"]) / 1e3
         self._store_id = counted["store"]
         if mark is not None:
             mark.write(Mark(self._store_id, counted["serial"]))
-        self._began = self.clock.monotonic()
-        self.saved_uptime = self._uptime_before
+        # Uptime at the last tick, and the monotonic time of that tick. One tuple: other threads
+        # read it.
+        self._ticked = (self.saved_uptime, self.clock.monotonic())
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -111,6 +121,7 @@ class Database:
         assert self._writer != threading.get_ident(), "nested writes would deadlock"
         with self._lock, self.engine.connect() as connection:
             self._writer = threading.get_ident()
+            self._write_began = self.clock.monotonic()
             try:
                 connection = connection.execution_options(stepwell_write=True)
                 with connection.begin():
@@ -120,12 +131,31 @@ class Database:
                     serial = _bump(connection, "serial")
                 if self._mark is not None:
                     self._mark.write(Mark(self._store_id, serial))
+                self._write_failed = False
+            except sa.exc.OperationalError:  # a full disk, an I/O error, a foreign lock
+                self._write_failed = True
+                raise
             finally:
-                self._writer = None
+                self._writer = self._write_began = None
 
     def uptime(self) -> float:
         """Seconds that count for leases and grace periods; see the module docstring."""
-        return self._uptime_before + self.clock.monotonic() - self._began
+        before, tick = self._ticked
+        return before + min(self.clock.monotonic() - tick, MAX_GAP)
+
+    def tick(self) -> None:
+        """Called every TICK_EVERY seconds by the loop that answers requests."""
+        now, began = self.clock.monotonic(), self._write_began
+        stuck = began is not None and now - began > MAX_GAP
+        if stuck or self._write_failed:
+            return
+        before, tick = self._ticked
+        self._ticked = (before + min(now - tick, MAX_GAP), now)
+
+    @property
+    def write_failed(self) -> bool:
+        """Whether the last transaction could not be written; uptime stands still until one is."""
+        return self._write_failed
 
     def save_uptime(self) -> None:
         """Called periodically and on close, when nothing else is written."""

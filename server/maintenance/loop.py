@@ -124,7 +124,10 @@ class MaintenanceLoop:
             with contextlib.suppress(ProblemError):
                 self._ingest.committer.check_disk()
         now = self._db.uptime()
-        if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and has_deadlines(self._db):
+        if self._db.write_failed:
+            with contextlib.suppress(sa.exc.OperationalError):  # deletions may free disk space
+                self._db.save_uptime()
+        elif now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and has_deadlines(self._db):
             self._db.save_uptime()
         self._tokens.save_last_used()
         apply_retention(self._settings, self._db, self._store, now)

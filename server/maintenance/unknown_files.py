@@ -56,7 +56,7 @@ def unknown_files(db: Database, store: Store) -> list[UnknownFile]:
 class UnknownFileSweeper:
     """Quarantines unknown files once they have been unknown for long enough.
 
-    The sweeper counts the time since it first found one: a file's own time is from a wall clock
+    The sweeper counts the uptime since it first found one: a file's own time is from a wall clock
     that may jump, and a new file whose transaction has not committed must not look old.
     """
 
@@ -66,7 +66,7 @@ class UnknownFileSweeper:
 
     def round(self, older_than: float) -> int:
         """Returns the number moved. With 0.0, all: only while nothing else runs."""
-        now, count = self._db.clock.monotonic(), 0
+        now, count = self._db.uptime(), 0
         found = unknown_files(self._db, self._store)
         self._met = {file: self._met.get(file, now) for file in found}
         for file in found:

@@ -101,7 +101,8 @@ def test_an_outbox_keeps_its_promise_wherever_it_dies(
     third = name in ("outbox.before_rename", "outbox.after_put", "outbox.after_unlink")
     die_at(f"{name}:3" if third else name, PLAYER, service.url, dataset, str(tmp_path), clash)
     outbox = Outbox(tmp_path / "outbox", client, dataset, spec)
-    assert outbox.close(60.0)
+    outbox.close(60.0)
+    assert outbox.pending == 0
     promised = dict(line.split() for line in (tmp_path / "promised").read_text().splitlines())
     refused = promised.pop(clash, None)
     stored = {i.id: i.digest for i in client.trajectories(dataset).items if i.id != clash}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from collector.collect import collect
 from collector.control import Control
 from collector.main import evaluate, main
 from collector.record import record
-from stepwell import Client, Undelivered
+from stepwell import Client, Undelivered, cli
 from stepwell._outbox_folder import entries
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
@@ -111,6 +112,27 @@ def test_what_the_service_refused_is_not_delivered_either(
     with pytest.raises(Undelivered, match=r"refused by the service \(too odd\): see"):
         collect(config, control=Control())
     assert client.run(config.run).status == "failed"
+
+
+def test_episodes_above_the_limit_of_a_body_are_kept_named_and_sent_later(
+    start_service: Callable[..., Any], name: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Status 1 and what helps. With a higher limit they arrive, each once."""
+    service = start_service(env={"STEPWELL_MAX_BODY": "1000"})
+    given = words(service, name, tmp_path)
+    assert main(given) == 1
+    (line,) = [t for t in capsys.readouterr().err.splitlines() if t.startswith("stepwell collect:")]
+    assert "3 trajectories refused by the service" in line
+    assert "max_steps" in line and "STEPWELL_MAX_BODY" in line
+    kept = entries(tmp_path / "out" / "rejected")
+    assert len(kept) == 3 and str(tmp_path / "out" / "rejected") in line
+    with service.client() as client:
+        assert client.run(f"run-{name}").status == "failed" and not stored(client, name)
+    service.env = {}
+    service.restart()
+    assert cli.main(["outbox", "send", "--retry-rejected", str(tmp_path / "out")]) == 0
+    with service.client() as client:
+        assert {t.id for t in stored(client, name)} == {e.id for e in kept}
 
 
 def test_an_evaluation_that_leaves_episodes_behind_has_failed(

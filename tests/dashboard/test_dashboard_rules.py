@@ -22,10 +22,11 @@ FOLDER = Path(dashboard.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
 SDK = (
     *("api.py", "ranking.py", "curve_cache.py", "launching.py"),
-    *("programs.py", "main.py", "formatting.py", "uploading.py"),
+    *("programs.py", "main.py", "host_guard.py", "formatting.py", "uploading.py"),
 )
 """The first four read, programs.py knows what launchers publish, main.py is the command,
-formatting.py writes numbers as commands do, and uploading.py knows the formats of files."""
+host_guard.py has the service's rule, formatting.py writes numbers as commands do, and uploading.py
+knows the formats of files."""
 
 
 def imported(path: Path) -> set[str]:

@@ -1,14 +1,17 @@
 """The wall clock of a real service jumps, while it runs and while it does not: nothing leased goes.
 
 The service's own `time.time` jumps, in its process: a `sitecustomize` on its path adds what a file
-says to it.
+says to it. A service that is stopped for a while, as by a paused container, keeps what is leased.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,10 @@ import pytest
 
 import stepwell
 from stepwell import Client
+from stepwell._background import BackgroundLoop
+from stepwell.codec import encode
+from stepwell.errors import StepwellError
+from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
 SPEC = make_spec(observation=3, action=1)
@@ -128,3 +135,86 @@ def test_no_lease_is_for_ever(jumping: Jumping) -> None:
     with jumping.service.client(timeout=60.0) as client:
         with pytest.raises(stepwell.Gone):
             client.manifest(snapshot)
+
+
+LEASE = 15.0
+"""Seconds; more than fivefold what of a stop counts as uptime (server/index/db.py)."""
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_a_stopped_service_keeps_what_its_trainer_would_have_renewed(
+    jumping: Jumping, meanwhile: bool
+) -> None:
+    """SIGSTOP for longer than the lease, then SIGCONT.
+
+    The trainer's tries to renew wait in the service's socket then, or its next one comes after
+    maintenance has had its rounds.
+    """
+    with jumping.service.client(timeout=60.0) as client:
+        snapshot, shard = jumping.dead_shard(client, "trainer")
+        client.lease(snapshot, "trainer", ttl=LEASE)
+        os.kill(jumping.service.pid, signal.SIGSTOP)
+        try:
+            with _trying(jumping.service.url, snapshot) if meanwhile else contextlib.nullcontext():
+                awake = time.monotonic() + 1.5 * LEASE
+                wait_until(lambda: time.monotonic() > awake, what="the lease would have ended")
+        finally:
+            os.kill(jumping.service.pid, signal.SIGCONT)
+        jumping.rounds_pass(client)
+        assert shard in jumping.files()
+        client.lease(snapshot, "trainer", ttl=LEASE)
+        assert client.manifest(snapshot).num_rows == 1
+        within = 5 * (LEASE + GRACE + 10.0)
+        wait_until(lambda: shard not in jumping.files(), within, what="the lease ends")
+
+
+@contextlib.contextmanager
+def _trying(url: str, snapshot: str) -> Iterator[None]:
+    """A trainer that asks a stopped service to renew its lease, again and again."""
+    with Client(url, timeout=1.0, retry_for=0.0) as trainer:
+        loop = BackgroundLoop(
+            "leases",
+            lambda: trainer.lease(snapshot, "trainer", ttl=LEASE),
+            every=1.0,
+            longest_wait=1.0,
+            expected=(StepwellError,),
+        )
+        loop.start()
+        try:
+            wait_until(lambda: loop.failures > 0, what="a renewal that is not answered")
+            yield
+        finally:
+            loop.stop()
+
+
+BODY_TIMEOUT = 2.0
+
+
+def test_a_body_that_waits_in_the_socket_of_a_stopped_service_is_not_late(
+    start_service: Callable[..., Any],
+) -> None:
+    """Its sender was in time; the service was not."""
+    service = start_service(env={"STEPWELL_BODY_TIMEOUT": str(BODY_TIMEOUT)})
+    body = encode([make_trajectory(SPEC, length=100)], SPEC)
+    head = (
+        "POST /v1/datasets/d/trajectories HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        f"Content-Type: {ARROW}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with service.client() as client:
+        client.create_dataset("d", SPEC)
+        with socket.create_connection(("127.0.0.1", service.port), timeout=60.0) as sock:
+            sock.sendall(head.encode() + body[:100])
+            metrics = client.call
+            held = "stepwell_body_held_bytes 0.0"
+            wait_until(lambda: held not in metrics("GET", "/metrics", accept="text/plain").text)
+            os.kill(service.pid, signal.SIGSTOP)
+            try:
+                sock.sendall(body[100:])
+                awake = time.monotonic() + 5 * BODY_TIMEOUT
+                wait_until(lambda: time.monotonic() > awake, what="the body would be late")
+            finally:
+                os.kill(service.pid, signal.SIGCONT)
+            answer = b""
+            while chunk := sock.recv(65536):
+                answer += chunk
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"stored"' in answer

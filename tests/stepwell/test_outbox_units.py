@@ -903,6 +903,7 @@ def test_it_says_what_is_not_delivered_and_why(box, monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: 112.4)
     box._asked = 100.0
     assert box.reason == "http://here has not answered for 12 s"
+    box._loop.stop()  # it would forget the error after its next turn
     box._loop.last_error = "nobody there"
     assert box.reason == "nobody there"
     assert box.undelivered().startswith("2 trajectories for dataset d not delivered (nobody there)")
@@ -952,6 +953,33 @@ def test_flush_waits_until_its_timeout_and_no_longer(box):
     assert box.flush(0.0) is False and box.flush(0.05) is False
     threading.Timer(0.05, lambda: box._forget([box._waiting[0]])).start()
     assert box.flush(60) is True
+
+
+def test_flush_and_close_are_true_only_if_all_was_accepted(box, service):
+    """One of three was refused: it waits no more, and it did not arrive. Its file is named."""
+    one, two, three = put(box, 3)
+    service.says[two.id] = {"status": "refused", "problem": problem(413, "too long")}
+    box._send_some("arrow")
+    assert box.pending == 0 and box.flush(60) is False
+    (kept,) = entries(box.directory / "rejected")
+    assert kept.id == two.id and box.undelivered() == (
+        f"1 trajectory refused by the service (too long): see {kept.path.absolute()}"
+    )
+    assert box.retry_rejected() == 1 and box.flush(0.0) is False
+    service.says[two.id] = {"status": "refused", "problem": problem(413, "still")}
+    box._send_some("arrow")
+    (kept,) = entries(box.directory / "rejected")
+    assert box.undelivered().endswith(f"(still): see {kept.path.absolute()}")
+    service.says.clear()
+    assert box.retry_rejected() == 1
+    box._send_some("arrow")
+    assert box.flush(60) is True and box.undelivered() == ""
+    (damaged,) = put(box, 1)
+    entries(box.directory)[0].path.write_bytes(b"?")
+    assert box._send_some("arrow") is False
+    assert box.flush(60) is False and "could not be read back" in box.undelivered()
+    assert box.close(0) is box.close(5.0) is False
+    assert {one.id, three.id, damaged.id}.isdisjoint(on_disk(box.directory / "rejected"))
 
 
 # --- the end ------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_a_damaged_file_is_put_aside_and_holds_up_nobody(outboxes, service, tmp_
     (tmp_path / "out" / names[1]).write_bytes(b"")
     service.down = None
     outbox = outboxes()
-    assert outbox.flush(60)
+    assert not outbox.flush(60) and outbox.pending == 0
     assert list(service.stored) == [good.id]
     assert files(tmp_path, "damaged") == names[:2]
 
@@ -247,8 +247,8 @@ def test_refused_ones_go_aside_with_the_reason_and_the_rest_goes_on(outboxes, se
     for trajectory in sent:
         outbox.put(trajectory)
     service.down = None
-    assert outbox.flush(60)
-    assert list(service.stored) == [sent[0].id, sent[3].id]
+    assert not outbox.flush(60), "not all was accepted"
+    assert list(service.stored) == [sent[0].id, sent[3].id] and outbox.pending == 0
     assert outbox.rejected == 2 and outbox.sent == 2
     rejected = files(tmp_path, "rejected")
     assert [name[13:49] for name in rejected] == [sent[1].id, sent[2].id]
@@ -257,7 +257,7 @@ def test_refused_ones_go_aside_with_the_reason_and_the_rest_goes_on(outboxes, se
 
     service.refuse = {}
     assert outbox.retry_rejected() == 2
-    assert outbox.flush(60) and outbox.rejected == 0
+    assert outbox.flush(60) and outbox.rejected == 0 and outbox.undelivered() == ""
     assert set(service.stored) == {t.id for t in sent}
     assert not list((tmp_path / "out/rejected").iterdir())
 
@@ -294,7 +294,7 @@ def test_a_body_refused_whole_is_taken_apart_to_find_the_culprit(outboxes, servi
         return post(dataset, trajectories, **options)
 
     service.post = picky
-    assert outbox.flush(60)
+    assert not outbox.flush(60) and outbox.pending == 0
     assert list(service.stored) == [t.id for i, t in enumerate(sent) if i != 2]
     assert outbox.rejected == 1
 

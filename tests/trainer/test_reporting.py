@@ -256,7 +256,7 @@ def test_a_version_that_exists_does_not_stop_the_run(service, agent, opened, tmp
     service.publish_policy = refuse
     outbox = opened()
     publish(tmp_path, outbox, "r", agent, 1, {}, {})
-    assert outbox.close(10.0) and outbox.rejected == 1
+    assert not outbox.close(10.0) and not outbox.pending and outbox.rejected == 1
     assert "rejected" in caplog.text and "exists" in caplog.text
 
 

@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 
 from server.app import UncaughtErrors
 from server.index.tables import REVISION
+from server.problems import ProblemError
+from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec()
@@ -106,6 +108,44 @@ def test_json_bodies_have_their_own_limit(start: Callable[..., Any]) -> None:
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "kind", "advice"),
+    [
+        ("POST", "/v1/datasets/d/trajectories", ARROW, "max_steps"),
+        ("POST", "/v1/datasets/d/trajectories", ARROW, "STEPWELL_MAX_BODY"),
+        ("POST", "/v1/datasets/d/annotations/values", ARROW, "STEPWELL_MAX_BODY"),
+        ("POST", "/v1/datasets/d/imports", "application/octet-stream", "STEPWELL_MAX_UPLOAD"),
+        ("PUT", "/v1/runs/r/policies/1", "application/octet-stream", "STEPWELL_MAX_POLICY"),
+        ("PUT", "/v1/evaluations/e/videos/0", "video/mp4", "STEPWELL_MAX_VIDEO"),
+        ("POST", "/v1/runs", "application/json", "STEPWELL_MAX_JSON"),
+    ],
+)
+def test_a_body_that_is_too_large_is_told_what_helps(
+    start: Callable[..., Any], method: str, path: str, kind: str, advice: str
+) -> None:
+    """Sending less in one request is no help for one trajectory, one policy, one video."""
+    limits = ("max_body", "max_json", "max_upload", "max_policy", "max_video")
+    live = start(**dict.fromkeys(limits, 1000))
+    headers = {"content-type": kind}
+    response = live.http.request(method, path, content=b"x" * 2000, headers=headers)
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (413, "body_too_large")
+    assert advice in problem["detail"] and problem["expected"].startswith("at most ")
+    if "/trajectories" in path:  # of no declared length
+        live.create()
+        grown = live.http.post(path, content=iter([b"x" * 2000]), headers=headers)
+        assert grown.status_code == 413 and grown.json() == problem
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_what_may_be_retried_says_when(status: int) -> None:
+    """docs/http.md promises it of all of them; the more exact of two is kept."""
+    assert ProblemError(status, "x", "y").response().headers["retry-after"] == "1"
+    exact = ProblemError(status, "x", "y", headers={"Retry-After": "7"})
+    assert exact.copy().response().headers["retry-after"] == "7"
+    assert "retry-after" not in ProblemError(422, "x", "y").response().headers
+
+
 def test_metrics_and_health_are_served(live: Any) -> None:
     live.create()
     live.post([make_trajectory(make_spec(observation=3, action=2))])
@@ -134,6 +174,7 @@ def test_a_body_that_stands_still_is_given_up_and_others_are_served(
             while chunk := slow.recv(4096):  # head and body may come apart; then it is closed
                 answer += chunk
         assert b" 408 " in answer and b"body_timeout" in answer
+        assert b"\r\nretry-after: 1\r\n" in answer.lower()
     # Settings come from STEPWELL_* alone; a graceful end is 0 and leaves nothing to recover.
     assert service.stop() == 0
 

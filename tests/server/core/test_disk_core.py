@@ -30,6 +30,9 @@ def sqlite_error(words: str) -> sa.exc.OperationalError:
     return sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError(words))
 
 
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
 def refuse(*_: Any, **__: Any) -> None:
     raise sqlite_error("database or disk is full")
 
@@ -150,6 +153,32 @@ def test_every_write_says_507_when_the_index_is_full(
     response = live.http.request(method, path, json=body)
     assert (response.status_code, response.json()["code"]) == (507, "storage_full")
     assert response.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize("failure", [sqlite_error("database or disk is full"), FULL])
+def test_a_read_on_a_full_disk_speaks_of_reading(
+    live: Any, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """It stores nothing: SQL reads a copy of the index, which needs space."""
+    live.create()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(live.service.mirror, "state", fail)
+    monkeypatch.setattr(live.service.db, "read", fail)
+    for response in (
+        live.http.post("/v1/query", json={"sql": "SELECT count(*) FROM trajectories"}),
+        live.http.get("/v1/query/schema"),
+        live.http.get("/v1/datasets"),
+    ):
+        problem = response.json()
+        assert (response.status_code, problem["code"]) == (507, "storage_full")
+        assert "could not be read" in problem["detail"] and "stored" not in problem["detail"]
+        assert response.headers["retry-after"] == "5"
+    monkeypatch.setattr(live.service.db, "write", fail)
+    told = live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).json()
+    assert told["detail"].startswith("nothing of this request was stored")
 
 
 def test_a_policy_that_does_not_fit_is_507_and_leaves_nothing(

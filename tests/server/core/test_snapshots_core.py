@@ -59,6 +59,7 @@ def test_everything_acknowledged_can_be_selected_and_found_in_its_shard(live: An
         assert piece.column("reward").to_pylist()[:-1] == trajectory.rewards.tolist()
         assert piece.column("reward").to_pylist()[-1] is None
         assert (row["return"], row["env"]) == (trajectory.total_reward, "Test-v0")
+        assert row["content"] == int(trajectory.digest[:16], 16)
 
 
 def test_the_same_selection_has_the_same_digest_and_new_data_does_not_change_it(live: Any) -> None:
