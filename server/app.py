@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.answer_memory import AnswerMemoryMiddleware
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
 from server.problems import ProblemError, disk_problem, title_of
@@ -126,6 +127,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         app.add_exception_handler(kind, _on_error)
     # The last one added runs first: Host and Origin are checked before tokens are read, and a
     # request without a valid token reserves no memory.
+    app.add_middleware(AnswerMemoryMiddleware)
     app.add_middleware(BodyMemoryMiddleware, settings=settings)
     app.add_middleware(AuthMiddleware)
     app.add_middleware(RequestLimits, settings=settings)

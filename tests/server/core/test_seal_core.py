@@ -18,7 +18,6 @@ from server.storage.shards import (
     ShardDamaged,
     read_batches,
     read_footer,
-    read_trajectory,
     write_shard,
 )
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
@@ -26,6 +25,7 @@ from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
+from tests.shard_reading import read_trajectory
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
