@@ -37,7 +37,9 @@ DATASET_KEY = b"stepwell.dataset"
 DIGEST_KEY = b"stepwell.digest"
 """Digest of dataset, spec and table: a rebuild must not use a damaged footer."""
 MAX_GROUP_ROWS = 65_536
-"""Only a longer trajectory is split over row groups."""
+"""Only a longer trajectory, or one of more bytes than a group, is split over row groups."""
+PAGE_BYTES = 2 << 20
+"""Most bytes of a page, so that one is read in as much memory; but at least a row."""
 
 
 class ShardDamaged(RuntimeError):
@@ -103,14 +105,16 @@ def write_shard(
     schema = shard_schema(spec)
     placed: list[Entry] = []
     row = 0
-    with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
+    page_rows = max(1, min(1024, PAGE_BYTES // max(map(value_bytes, schema))))
+    with pq.ParquetWriter(path, schema, write_batch_size=page_rows, **_options(schema)) as writer:
         group: list[pa.RecordBatch] = []
         rows = size = 0
 
         def close_group() -> None:
             nonlocal rows, size
             batch = _numbered(group, len(placed) - len(group), schema)
-            writer.write_batch(batch, row_group_size=MAX_GROUP_ROWS)
+            longest = group_bytes * batch.num_rows // max(1, size)
+            writer.write_batch(batch, row_group_size=max(1, min(MAX_GROUP_ROWS, longest)))
             group.clear()
             rows = size = 0
 
@@ -147,6 +151,14 @@ def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.
     times = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
     columns = (group[0] if len(group) == 1 else pa.concat_batches(group)).columns  # a copy of many
     return pa.RecordBatch.from_arrays([pa.array(numbers), pa.array(times), *columns], schema=schema)
+
+
+def value_bytes(field: pa.Field) -> int:
+    """Bytes of a value; 1 for a flag, of which eight take a byte."""
+    kind = field.type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size * kind.value_type.bit_width // 8)
+    return max(1, int(kind.bit_width) // 8)
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from server.storage.shards import (
     contents_of,
     entry_of,
     groups_of,
+    value_bytes,
 )
 from stepwell.codec import HEADER_KEY, complete_header, to_array
 from stepwell.schema import arrow_schema, column_names
@@ -118,7 +119,12 @@ def shard_steps(source: Source, traj_idx: int) -> Iterator[ShardSteps]:
     with (
         raw,
         pq.ParquetFile(
-            raw, metadata=metadata, buffer_size=BUFFER, page_checksum_verification=True
+            raw,
+            metadata=metadata,
+            # Page by page; by default the whole column of a row group is read at once.
+            pre_buffer=False,
+            buffer_size=BUFFER,
+            page_checksum_verification=True,
         ) as file,
     ):
         yield ShardSteps(source, file, traj_idx)
@@ -136,18 +142,10 @@ def steps_memory(source: Source, traj_idx: int, *, rows_at_once: bool) -> int:
             column = group.column(number)
             name = column.path_in_schema
             each[name] = max(each.get(name, 0), column.total_uncompressed_size)
-    widest = max(row_width(field) for field in arrow_schema(spec))
+    widest = max(value_bytes(field) for field in arrow_schema(spec))
     page = max(1 << 20, PAGE_ROWS * widest)
     sizes = [2 * min(size, page) + min(size, BUFFER) for size in each.values()]
     return 4 * BLOCK + (sum(sizes) if rows_at_once else max(sizes, default=0))
-
-
-def row_width(field: pa.Field) -> int:
-    """Bytes of a value; 1 for a flag, of which eight take a byte."""
-    kind = field.type
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size * kind.value_type.bit_width // 8)
-    return max(1, int(kind.bit_width) // 8)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------
@@ -170,7 +168,7 @@ def arrow_size(layout: Sequence[bytes | pa.Field], rows: int) -> int:
         if isinstance(part, bytes)
         else -(-rows // 8)
         if pa.types.is_boolean(part.type)
-        else rows * row_width(part)
+        else rows * value_bytes(part)
         for part in layout
     )
 
@@ -189,7 +187,7 @@ def arrow_layout(steps: Steps) -> list[bytes | pa.Field]:
     columns = []
     for field in schema:
         flag = pa.types.is_boolean(field.type)
-        size = -(-rows // 8) if flag else rows * row_width(field)
+        size = -(-rows // 8) if flag else rows * value_bytes(field)
         buffer = pa.py_buffer(np.zeros(size, np.uint8))
         if buffer.size:
             places[buffer.address] = field
@@ -235,7 +233,7 @@ class _Layout:
 
 
 def _values(steps: Steps, field: pa.Field) -> Iterator[bytes | memoryview]:
-    width = row_width(field)
+    width = value_bytes(field)
     left = steps.rows - 1 if field.nullable else steps.rows
     for batch in steps.blocks([field.name], max(1, BLOCK // width)):
         column = batch.column(field.name)
@@ -283,7 +281,7 @@ def json_parts(steps: Steps) -> Iterator[bytes]:
     items = 1 + sum(math.prod(c.space.shape) if c.space else 1 for c in columns)
     at_once = max(1, ITEMS // items)
     at = 0
-    for batch in steps.blocks(schema.names, max(1, BLOCK // max(map(row_width, schema)))):
+    for batch in steps.blocks(schema.names, max(1, BLOCK // max(map(value_bytes, schema)))):
         plain = plain_batch(pa.Table.from_batches([batch]), schema)
         for low in range(0, plain.num_rows, at_once):
             block = plain.slice(low, at_once)
