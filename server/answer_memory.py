@@ -34,7 +34,7 @@ PIECES = 3 * PIECE
 """Memory of the pieces of an answer: one in the connection, with its slack, and the next one."""
 STALLED = 5.0
 """Seconds after which a client that has not taken its piece loses its place to others."""
-THREADS = 4
+THREADS = 2
 """Threads that make pieces, apart from those of the routes: more would only compete for the
 interpreter, and with the event loop."""
 ABORT = "stepwell.abort"
@@ -189,17 +189,25 @@ def in_pieces(parts: Callable[[], Iterable[bytes | memoryview]]) -> Generator[by
     source = iter(parts())
     try:
         for part in source:
+            if isinstance(part, bytes) and len(part) == PIECE and not waiting:
+                yield part  # of a file: no further copy for each client that does not read
+                continue
             view = memoryview(part).cast("B")
             for at in range(0, len(view), PIECE):
                 waiting += view[at : at + PIECE]
                 if len(waiting) >= PIECE:
-                    yield bytes(waiting[:PIECE])
-                    del waiting[:PIECE]
+                    yield _cut(waiting)
         if waiting:
             yield bytes(waiting)
     finally:
         if isinstance(source, Generator):
             source.close()
+
+
+def _cut(waiting: bytearray) -> bytes:
+    piece = bytes(waiting[:PIECE])
+    del waiting[:PIECE]
+    return piece
 
 
 class AnswerMemoryMiddleware:

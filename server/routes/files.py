@@ -166,9 +166,8 @@ def _parts_of(source: Source, first: int, last: int) -> Callable[[], Iterator[by
                 for at in range(first, min(last, first + AHEAD), PIECE):
                     file.read_at(at, min(PIECE, last - at))
                 for at in range(first, last, PIECE):
-                    data = file.read_at(at, min(PIECE, last - at))
-                    begun = True
-                    yield data
+                    begun = at > first
+                    yield file.read_at(at, min(PIECE, last - at))
         except OSError as error:
             # Before the first part any other error of the disk has a response of its own.
             if begun or isinstance(error, Corrupt | FileNotFoundError):

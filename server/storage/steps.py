@@ -42,6 +42,8 @@ BUFFER = 256 << 10
 """Bytes of a column that are read at once."""
 ITEMS = 16_384
 """Numbers that are written as JSON at once: a millisecond."""
+LONG = 32
+"""Numbers of a row from which on it is written as an array and not as a list."""
 PAGE_ROWS = 1024
 """Rows of a Parquet page, at least, in shards of earlier versions."""
 
@@ -302,19 +304,30 @@ def _json_values(column: pa.Array, about: _JsonColumn, ends: bool) -> Array:
     if not rows:
         return np.zeros(0)
     if about.space is not None:
-        return to_array(column, about.space, rows, about.name)
-    values: Array = column.slice(0, rows).to_numpy(zero_copy_only=False)
-    return values
+        values = to_array(column, about.space, rows, about.name)
+    else:
+        values = column.slice(0, rows).to_numpy(zero_copy_only=False)
+    # As Python's numbers are: orjson would write fewer digits.
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+def _json_lists(array: Array) -> list[Any]:
+    """The rows as something that orjson writes: long ones are faster as arrays."""
+    return list(array) if array[:1].size >= LONG else array.tolist()
 
 
 def _json_rows(at: int, values: list[Array], columns: list[_JsonColumn], ends: bool) -> bytes:
     lists = [
-        [*array.tolist(), None] if ends and about.last_is_null else array.tolist()
+        [*_json_lists(array), None] if ends and about.last_is_null else _json_lists(array)
         for array, about in zip(values, columns, strict=True)
     ]
     numbers = range(at, at + len(lists[0]))
     # orjson writes NaN, valid in infos, as null.
-    return orjson.dumps(list(zip(numbers, *lists, strict=True)))[1:-1]
+    return _dumps(list(zip(numbers, *lists, strict=True)))[1:-1]
+
+
+def _dumps(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _json_row(
@@ -333,14 +346,14 @@ def _json_row(
 
 def _json_array(array: Any) -> Iterator[bytes]:
     if array.size <= ITEMS:
-        yield orjson.dumps(array.tolist())
+        yield _dumps(array)
         return
     yield b"["
     size = ITEMS if array.ndim == 1 else 1
     for at in range(0, len(array), size):
         yield b"," if at else b""
         if array.ndim == 1:
-            yield orjson.dumps(array[at : at + size].tolist())[1:-1]
+            yield _dumps(array[at : at + size])[1:-1]
         else:
             yield from _json_array(array[at])
     yield b"]"

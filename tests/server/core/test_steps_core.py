@@ -96,8 +96,8 @@ def test_steps_are_written_outside_of_the_event_loop_in_small_pieces(
     seen: list[tuple[int, int]] = []
     real = orjson.dumps
 
-    def dumps(value: Any) -> bytes:
-        made = real(value)
+    def dumps(value: Any, **options: Any) -> bytes:
+        made = real(value, **options)
         seen.append((threading.get_ident(), len(made)))
         return made
 
