@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -49,16 +49,35 @@ def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
 
     Raises `InvalidTrajectory`.
     """
-    schema = arrow_schema(spec)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    EncodedStream(trajectories, spec).write_arrow(sink)
+    return bytes(sink.getvalue())
+
+
+class EncodedStream:
+    """What `encode` returns, written without a copy of the arrays. Raises `InvalidTrajectory`."""
+
+    def __init__(self, trajectories: Iterable[Trajectory], spec: EnvSpec):
+        self._schema = arrow_schema(spec)
+        self._batches: list[tuple[pa.RecordBatch, dict[bytes, bytes]]] = []
         for trajectory in trajectories:
             trajectory.check(spec)
             header = _compact(trajectory.header()).encode()
-            writer.write_batch(
-                to_batch(trajectory, spec, schema), custom_metadata={HEADER_KEY: header}
-            )
-    return bytes(sink.getvalue())
+            self._batches.append((to_batch(trajectory, spec, self._schema), {HEADER_KEY: header}))
+
+    def __len__(self) -> int:
+        counted = pa.MockOutputStream()
+        self.write_arrow(counted)
+        return int(counted.size())
+
+    def write_to(self, sink: BinaryIO) -> None:
+        """Write all bytes to a file of Python's."""
+        self.write_arrow(pa.PythonFile(sink, mode="w"))
+
+    def write_arrow(self, sink: Any) -> None:
+        with pa.ipc.new_stream(sink, self._schema) as writer:
+            for batch, metadata in self._batches:
+                writer.write_batch(batch, custom_metadata=metadata)
 
 
 def decode(data: bytes | memoryview) -> tuple[EnvSpec, list[Trajectory]]:
