@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.answer_memory import AnswerMemoryMiddleware
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
+from server.pacing import Pacing
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
@@ -132,6 +133,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_middleware(AuthMiddleware)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
+    app.add_middleware(Pacing)
     return app
 
 
@@ -219,7 +221,8 @@ def _defect(method: str, path: str, error: Exception) -> ProblemError:
 
 
 class UncaughtErrors:
-    """Pure ASGI, outermost: logs exceptions that no handler caught once and responds with 500.
+    """Pure ASGI, outside of all that may fail: logs exceptions that no handler caught, once, and
+    responds with 500.
 
     Not an exception handler: Starlette raises the exception again after such a handler, and uvicorn
     logs the same traceback a second time.

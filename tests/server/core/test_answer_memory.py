@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import answer_memory, memory_budget
+from server import answer_memory, memory_budget, pacing
 from server.answer_memory import (
     ABORT,
     PIECE,
@@ -27,6 +27,7 @@ from server.answer_memory import (
 from server.app import UncaughtErrors
 from server.http_protocol import HttpProtocol
 from server.memory_budget import Reservation
+from server.pacing import Pacing
 from server.problems import ProblemError
 from server.routes import files
 from server.telemetry import Telemetry
@@ -445,3 +446,53 @@ def test_sockets_that_are_not_read_hold_little_and_lose_it(
             lambda: "stepwell_answer_held_bytes 0.0" in client.call("GET", "/metrics").text,
             what="the memory given back",
         )
+
+
+def test_a_page_of_long_rows_ends_early_and_all_pages_hold_every_row(live: Any) -> None:
+    for number in range(9):
+        body = {"name": f"r{number}", "kind": "train", "config": {"text": "x" * MB}}
+        assert live.http.post("/v1/runs", json=body).status_code == 201
+    names, sizes, params = [], [], {"limit": 1000}
+    while True:
+        page = live.http.get("/v1/runs", params=params).json()
+        assert page["total"] == 9
+        sizes.append(len(page["items"]))
+        names += [item["name"] for item in page["items"]]
+        if page["next"] is None:
+            break
+        params["cursor"] = page["next"]
+    assert names == [f"r{number}" for number in reversed(range(9))]
+    assert sizes == [4, 4, 1]
+    brief = live.http.get("/v1/runs", params={"limit": 1000, "brief": True}).json()
+    assert len(brief["items"]) == 9 and brief["next"] is None
+
+
+def test_many_requests_at_once_start_in_order_a_few_in_each_round() -> None:
+    begun: list[int] = []
+    rounds = 0
+    in_round: list[int] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        begun.append(scope["number"])
+        in_round.append(rounds)
+
+    async def run() -> None:
+        nonlocal rounds
+        paced = Pacing(app)
+
+        def scope(number: int, path: str = "/v1/runs") -> dict[str, Any]:
+            return {"type": "http", "path": path, "number": number}
+
+        tasks = [asyncio.create_task(paced(scope(n), None, None)) for n in range(100)]  # type: ignore[arg-type]
+        tasks[50].cancel()
+        await asyncio.sleep(0)
+        await paced(scope(-1, "/healthz"), None, None)  # type: ignore[arg-type]
+        assert begun[-1] == -1 and len(begun) <= pacing.STARTS + 1, "it does not queue"
+        while not all(task.done() for task in tasks):
+            rounds += 1
+            await asyncio.sleep(0)
+        await paced(scope(100), None, None)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert begun == [*range(8), -1, *(n for n in range(8, 101) if n != 50)]
+    assert max(in_round.count(one) for one in range(1, rounds + 1)) <= 2 * pacing.STARTS
