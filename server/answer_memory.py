@@ -27,13 +27,13 @@ from server.memory_budget import ANSWERS, MemoryBudget, Reservation
 from server.problems import ProblemError
 from server.telemetry import Telemetry
 
-PIECE = 128 << 10
+PIECE = 64 << 10
 """Bytes of an answer that are made at once. Small: each client that does not read holds one that is
 sent and one that waits."""
-PIECES = 4 * PIECE
-"""Memory of an answer's pieces and of its request: a piece in the connection, with slack, and the
-next one. Measured: 0.55 MB for each client that does not read."""
-STALLED = 5.0
+PIECES = 5 * PIECE
+"""Memory of an answer's pieces, a piece in the connection with slack and the next one, and of its
+request and its connection."""
+STALLED = 2.0
 """Seconds after which a client that has not taken its piece loses its place to others."""
 THREADS = 2
 """Threads that make pieces, apart from those of the routes: more would only compete for the

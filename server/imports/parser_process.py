@@ -31,7 +31,7 @@ MAX_PAYLOAD = 1 << 30
 HELD = 16 << 20
 """A larger payload (one long trajectory) is not held in memory: it is a mapped file, whose pages
 are the kernel's to take back."""
-TRIM = 0.05
+TRIM = 0.004
 """Seconds between two times at which such pages are given back."""
 _TICK = 0.1
 
