@@ -182,6 +182,7 @@ def test_a_client_that_reads_keeps_its_place(
         assert (caught.value.status, caught.value.code) == (429, "too_busy")
         assert "STEPWELL_ANSWER_MEMORY" in caught.value.detail
         assert caught.value.headers["Retry-After"] == "1"
+        assert not client.gone.is_set()
         go_on.set()
         await client.task
         assert len(client.body) == 2 * PIECE and answers.budget.held == 0

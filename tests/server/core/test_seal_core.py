@@ -182,3 +182,14 @@ def test_stopping_seals_what_is_acknowledged(start: Callable[..., Any]) -> None:
     live = start()
     assert live.info(sent)["state"] == "sealed"
     assert live.service.store.names("segments") == []
+
+
+def test_a_trajectory_of_many_bytes_is_split_into_groups_and_pages_of_few(tmp_path: Path) -> None:
+    """So that it is read, here and in SQL, in the memory of a group, or of a page."""
+    spec = EnvSpec.of(Box((64, 64, 3), "uint8"), Box((2,), low=-1.0, high=1.0))
+    t = make_trajectory(spec, length=999)
+    write(tmp_path / "s.parquet", spec, [t], group_bytes=4 << 20)
+    metadata = pq.read_metadata(tmp_path / "s.parquet")
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    assert len(groups) == 3 and all(g.total_byte_size < 5 << 20 for g in groups)
+    assert read_trajectory(Source(tmp_path / "s.parquet"), 0).digest == t.digest
