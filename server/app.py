@@ -18,10 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.answer_memory import AnswerMemoryMiddleware
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
 from server.index.db import TICK_EVERY, Database
 from server.ingest.commit import READ_ONLY
+from server.pacing import Pacing
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import WRITES, RequestLimits
 from server.routes import (
@@ -136,10 +138,12 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         app.add_exception_handler(kind, _on_error)
     # The last one added runs first: Host and Origin are checked before tokens are read, and a
     # request without a valid token reserves no memory.
+    app.add_middleware(AnswerMemoryMiddleware)
     app.add_middleware(BodyMemoryMiddleware, settings=settings)
     app.add_middleware(AuthMiddleware)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
+    app.add_middleware(Pacing)
     return app
 
 
@@ -231,7 +235,8 @@ def _defect(method: str, path: str, error: Exception) -> ProblemError:
 
 
 class UncaughtErrors:
-    """Pure ASGI, outermost: logs exceptions that no handler caught once and responds with 500.
+    """Pure ASGI, outside of all that may fail: logs exceptions that no handler caught, once, and
+    responds with 500.
 
     Not an exception handler: Starlette raises the exception again after such a handler, and uvicorn
     logs the same traceback a second time.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.answer_memory import ABORT
 from server.body_memory import declared_length
 from server.problems import ProblemError
 from stepwell.messages import PROBLEM
@@ -22,7 +24,8 @@ MAX_HEAD = 64 << 10
 READ_AHEAD = 64 << 10
 """A body of at most this size is read without waiting; it fits uvicorn's own buffer."""
 SEND_SECONDS = 60.0
-"""Timeout of a client that does not read its response."""
+"""Timeout of a client that does not read its response; while others wait for memory it loses its
+place sooner (answer_memory.py)."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -68,6 +71,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope[ABORT] = self.transport.abort
         if self._deadline is None:
             self._await_head()
 

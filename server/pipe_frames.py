@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import select
 import struct
@@ -18,6 +19,8 @@ from collections.abc import Callable, Generator
 from io import FileIO
 from typing import Any, BinaryIO
 
+STEP = 1 << 20
+"""Bytes that are copied to a file at once."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -106,13 +109,28 @@ class FrameReader:
         data = bytearray(size)
         rest = memoryview(data)
         while rest:
-            if not self._poll.poll(self._look() * 1e3):
-                continue
-            count = os.readv(self._descriptor, [rest])
-            if not count:
-                raise EOFError("the process died")
-            rest = rest[count:]
+            rest = rest[self._some(rest) :]
         return data
+
+    def mapped(self, size: int, file: BinaryIO) -> mmap.mmap:
+        """Exactly `size` bytes, through a file. Raises EOFError if the child died."""
+        buffer = memoryview(bytearray(min(size, STEP)))
+        left = size
+        while left:
+            count = self._some(buffer[:left])
+            file.write(buffer[:count])
+            left -= count
+        file.flush()
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+    def _some(self, target: memoryview) -> int:
+        """Read at least a byte; returns how many."""
+        while not self._poll.poll(self._look() * 1e3):
+            pass
+        count = os.readv(self._descriptor, [target])
+        if not count:
+            raise EOFError("the process died")
+        return count
 
 
 def memory_of(pid: int, field: int = 1) -> int:

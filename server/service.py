@@ -15,8 +15,8 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from server.annotations import Annotations
+from server.answer_memory import Answers
 from server.auth import TokenStore
-from server.body_memory import MemoryBudget
 from server.imports.importer import Imports
 from server.imports.jobs import Jobs
 from server.index.db import Database, upgrade
@@ -27,6 +27,7 @@ from server.integrity import IntegrityChecker
 from server.maintenance.adoption import adopt_missing
 from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
+from server.memory_budget import MemoryBudget
 from server.problems import ProblemError
 from server.rights import LOCAL, Access, Right
 from server.settings import Settings
@@ -47,6 +48,7 @@ class Service:
         self.settings = settings
         self.telemetry = Telemetry()
         self.body_memory = MemoryBudget(settings.body_memory, self.telemetry)
+        self.answers = Answers(settings.answer_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
         try:
             refuse_wrong_index(settings.data, settings.index_file)

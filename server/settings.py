@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     """Memory for all request bodies together, held from before the first byte is read until the
     response; an eighth is reserved for small ones. JSON counts 32 times, uploads to a file 3 MiB.
     Beyond it a request waits 3 s and then fails with 429."""
+    answer_memory: int = 256 * MIB
+    """Memory for all answers that are being made or sent, held from before the first byte is made;
+    an eighth is reserved for small ones. A file counts 320 KiB. Beyond it an answer waits 3 s and
+    then fails with 429."""
     body_timeout: float = 30.0
     """Timeout of a body that receives no bytes; a third of it while other requests wait."""
 

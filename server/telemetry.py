@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGauges:
+    """The metrics of one budget of memory."""
+
+    budget: Gauge
+    held: Gauge
+    waiting: Gauge
+    refused: Counter
+
+    @classmethod
+    def of(cls, name: str, what: str, registry: CollectorRegistry) -> MemoryGauges:
+        prefix = f"stepwell_{name}"
+        return cls(
+            Gauge(f"{prefix}_budget_bytes", f"Memory that {what} may hold", registry=registry),
+            Gauge(f"{prefix}_held_bytes", f"Memory that {what} hold", registry=registry),
+            Gauge(f"{prefix}_waiting", f"{what}: waiting for memory", registry=registry),
+            Counter(f"{prefix}_refused", f"429 for want of memory for {what}", registry=registry),
+        )
 
 
 class Telemetry:
@@ -35,18 +57,14 @@ class Telemetry:
         )
         self.quarantined = Gauge("stepwell_quarantined_shards", "Damaged shards", registry=r)
         self.queued_bytes = Gauge("stepwell_ingest_queued_bytes", "Waiting to commit", registry=r)
-        self.body_budget = Gauge(
-            "stepwell_body_budget_bytes", "Memory that request bodies may hold", registry=r
-        )
-        self.body_held = Gauge(
-            "stepwell_body_held_bytes", "Memory that request bodies hold", registry=r
-        )
-        self.body_waiting = Gauge(
-            "stepwell_body_waiting", "Requests whose body waits for memory", registry=r
-        )
-        self.body_refused = Counter(
-            "stepwell_body_refused",
-            "Bodies answered 429 for want of memory",
+        self.memory = {
+            "body": MemoryGauges.of("body", "request bodies", r),
+            "answer": MemoryGauges.of("answer", "answers", r),
+        }
+        """Budgets by their kind."""
+        self.answers_dropped = Counter(
+            "stepwell_answer_dropped",
+            "Answers ended because their client did not read while others waited",
             registry=r,
         )
         self.free_bytes = Gauge("stepwell_disk_free_bytes", "Left on the disk", registry=r)

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -49,16 +49,35 @@ def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
 
     Raises `InvalidTrajectory`.
     """
-    schema = arrow_schema(spec)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    EncodedStream(trajectories, spec).write_arrow(sink)
+    return bytes(sink.getvalue())
+
+
+class EncodedStream:
+    """What `encode` returns, written without a copy of the arrays. Raises `InvalidTrajectory`."""
+
+    def __init__(self, trajectories: Iterable[Trajectory], spec: EnvSpec):
+        self._schema = arrow_schema(spec)
+        self._batches: list[tuple[pa.RecordBatch, dict[bytes, bytes]]] = []
         for trajectory in trajectories:
             trajectory.check(spec)
             header = _compact(trajectory.header()).encode()
-            writer.write_batch(
-                to_batch(trajectory, spec, schema), custom_metadata={HEADER_KEY: header}
-            )
-    return bytes(sink.getvalue())
+            self._batches.append((to_batch(trajectory, spec, self._schema), {HEADER_KEY: header}))
+
+    def __len__(self) -> int:
+        counted = pa.MockOutputStream()
+        self.write_arrow(counted)
+        return int(counted.size())
+
+    def write_to(self, sink: BinaryIO) -> None:
+        """Write all bytes to a file of Python's."""
+        self.write_arrow(pa.PythonFile(sink, mode="w"))
+
+    def write_arrow(self, sink: Any) -> None:
+        with pa.ipc.new_stream(sink, self._schema) as writer:
+            for batch, metadata in self._batches:
+                writer.write_batch(batch, custom_metadata=metadata)
 
 
 def decode(data: bytes | memoryview) -> tuple[EnvSpec, list[Trajectory]]:
@@ -205,14 +224,14 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
     if spec.action_known:
         known = _no_nulls(batch.column(ACTION_KNOWN), steps, ACTION_KNOWN)
     return Trajectory(
-        obs={k: _from_arrow(batch.column(c), s, steps + 1, c) for c, k, s in names["obs"]},
-        actions={k: _from_arrow(batch.column(c), s, steps, c) for c, k, s in names["action"]},
+        obs={k: to_array(batch.column(c), s, steps + 1, c) for c, k, s in names["obs"]},
+        actions={k: to_array(batch.column(c), s, steps, c) for c, k, s in names["action"]},
         rewards=_no_nulls(batch.column(REWARD), steps, REWARD),
         terminated=bool(terminated),
         truncated=bool(truncated),
         final_obs_valid=header.get("final_obs_valid") is not False,
         action_known=known,
-        infos={k: _from_arrow(batch.column(c), s, steps + 1, c) for c, k, s in names["info"]},
+        infos={k: to_array(batch.column(c), s, steps + 1, c) for c, k, s in names["info"]},
         metadata=TrajectoryMetadata.from_json(header.get("about", {})),
         id=header.get("id", ""),
     )
@@ -257,6 +276,18 @@ def read_header(metadata: dict[bytes, bytes]) -> dict[str, Any]:
             "a trajectory's header", expected=str(sorted(known)), got=str(sorted(unknown))
         )
     return header
+
+
+def complete_header(header: dict[str, Any]) -> dict[str, Any]:
+    """A header of any version as `Trajectory.header` gives it."""
+    return {
+        "id": header["id"],
+        "length": header["length"],
+        "terminated": header["terminated"],
+        "truncated": header["truncated"],
+        "final_obs_valid": header.get("final_obs_valid") is not False,
+        "about": TrajectoryMetadata.from_json(header.get("about", {})).to_json(),
+    }
 
 
 def _pad(array: Array) -> Array:
@@ -305,8 +336,9 @@ def _pack(flags: Array) -> Any:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
-def _from_arrow(column: pa.Array, space: Space, rows: int, name: str) -> Array:
-    """The first `rows` rows as [rows, *shape], without a copy where the layout allows."""
+def to_array(column: pa.Array, space: Space, rows: int, name: str) -> Array:
+    """The first `rows` rows of a column as [rows, *shape], without a copy where the layout
+    allows. Raises `InvalidTrajectory`, `CodecError`."""
     if space.shape == ():
         return _no_nulls(column, rows, name)
     _refuse_nulls(column, rows, name)

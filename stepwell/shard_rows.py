@@ -60,7 +60,8 @@ def plain_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """One array. Where a vector is NULL, Parquet also returns NULL elements; these are removed."""
     array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    if not pa.types.is_fixed_size_list(array.type) or not array.null_count:
+    # Also a NULL outside of these rows makes elements NULL, which are in `values`.
+    if not pa.types.is_fixed_size_list(array.type) or not array.values.null_count:
         return array
     size = array.type.list_size
     values = array.values.slice(array.offset * size, len(array) * size)

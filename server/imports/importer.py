@@ -164,6 +164,7 @@ class Imports:
         stream = frames(
             path,
             self._child_request(options, existing),
+            self._store.scratch,
             seconds=self._settings.import_seconds,
             resident=self._settings.import_memory,
             check=context.check,
@@ -188,6 +189,7 @@ class Imports:
                 bulk.add(checked)
                 done += sum(len(item.trajectory) for item in checked)
                 context.report(_PARSE_SHARE * done / steps, f"{done:,} of {steps:,} steps read")
+                del payload, items, checked  # before the next is read
             if done != steps:
                 raise _foreign()
             failpoint("import.after_parse")

@@ -140,18 +140,19 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
 
 def _send(trajectories: Iterator[Trajectory], spec: EnvSpec, out: Any) -> None:
     # Imported here: a refusal need not wait for Arrow.
-    from stepwell.codec import encode
+    from stepwell.codec import EncodedStream
 
     group, size, rows = [], 0, 0
     for trajectory in trajectories:
         group.append(trajectory)
         size += trajectory.nbytes
         rows += len(trajectory)
+        del trajectory  # a long one is gone before the next is read
         if size >= GROUP_BYTES or len(group) == 1024:
-            write_frame(out, {"kind": "data", "rows": rows}, encode(group, spec))
+            write_frame(out, {"kind": "data", "rows": rows}, EncodedStream(group, spec))
             group, size = [], 0
     if group:
-        write_frame(out, {"kind": "data", "rows": rows}, encode(group, spec))
+        write_frame(out, {"kind": "data", "rows": rows}, EncodedStream(group, spec))
 
 
 if __name__ == "__main__":

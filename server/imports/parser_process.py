@@ -8,12 +8,15 @@ is cancelled.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import structlog
@@ -24,22 +27,29 @@ from server.sandbox import environment
 
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 1 << 30
+"""Largest header and payload of one frame."""
+HELD = 16 << 20
+"""A larger payload (one long trajectory) is not held in memory: it is a mapped file, whose pages
+are the kernel's to take back."""
+TRIM = 0.004
+"""Seconds between two times at which such pages are given back."""
 _TICK = 0.1
 
 log = structlog.get_logger("stepwell.imports")
 Frame = tuple[dict[str, Any], memoryview]
-"""Largest header and payload of one frame."""
 
 
 def frames(
     path: Path,
     request: dict[str, Any],
+    scratch: Callable[[], BinaryIO],
     *,
     seconds: float,
     resident: int,
     check: Callable[[], None],
 ) -> Generator[Frame]:
-    """The child's frames, without the final "end". Calls `check` often; it may raise.
+    """The child's frames, without the final "end". Calls `check` often; it may raise. `scratch`
+    makes a file for a payload that is not held in memory.
 
     Raises `ProblemError` for a refusal, or a child that died, was late, or grew beyond `resident`.
     """
@@ -78,12 +88,13 @@ def frames(
                 header = reader.header()
                 if not 0 <= header["bytes"] <= MAX_PAYLOAD:
                     raise ValueError("a frame is too large")
-                payload = memoryview(reader.exactly(header["bytes"]))
+                payload = _payload(reader, header["bytes"], scratch)
                 if header.get("kind") == "end":
                     return
                 if header.get("kind") == "refused":
                     raise _refusal(header)
                 yield header, payload
+                del payload  # before the next is read
         except ValueError as error:
             raise _broken(str(error)) from None
         except EOFError:
@@ -99,6 +110,23 @@ def frames(
             process.stdout.close()
             with contextlib.suppress(OSError):
                 process.stdin.close()
+
+
+def _payload(reader: FrameReader, size: int, scratch: Callable[[], BinaryIO]) -> memoryview:
+    if size <= HELD:
+        return memoryview(reader.exactly(size))
+    with scratch() as file:
+        mapped = reader.mapped(size, file)
+    threading.Thread(target=_trim, args=(weakref.ref(mapped),), daemon=True).start()
+    return memoryview(mapped)
+
+
+def _trim(mapped: weakref.ref[mmap.mmap]) -> None:
+    """While the payload is in use, keep few of its pages in this process."""
+    while (pages := mapped()) is not None:
+        pages.madvise(mmap.MADV_DONTNEED)  # they are read from the file again
+        del pages
+        time.sleep(TRIM)
 
 
 def _broken(why: str) -> ProblemError:

@@ -29,6 +29,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
@@ -42,6 +43,8 @@ REBUILD = "stepwell fsck --rebuild --data DIR"
 FIRST_REVISION = "0009"
 """Of the first release: migrations start from it."""
 
+PAGE_BYTES = 4 << 20
+"""A page of a list ends with the row that exceeds this."""
 COUNTERS = ("change_id", "epoch", "uptime", "dataset", "serial", "store")
 """The rows of `counters`. All start at 0, but for `store`, which is random."""
 
@@ -270,9 +273,27 @@ def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Selec
 def first_rows(
     c: Connection, query: sa.Select[Any], limit: int
 ) -> tuple[list[RowMapping], RowMapping | None]:
-    """A page of at most `limit` rows, and its last row if more follow (the next page's cursor)."""
-    rows = c.execute(query.limit(limit + 1)).mappings().all()
-    return list(rows[:limit]), rows[limit - 1] if len(rows) > limit else None
+    """A page of at most `limit` rows, and its last row if more follow (the next page's cursor).
+
+    Shorter if its rows are long: configs of runs can be megabytes each.
+    """
+    result = c.execute(query.limit(limit + 1)).mappings()
+    rows: list[RowMapping] = []
+    size = 0
+    while (row := result.fetchone()) is not None:  # one by one: the others are not read
+        if len(rows) == limit or size > PAGE_BYTES:
+            result.close()
+            return rows, rows[-1]
+        rows.append(row)
+        size += sum(map(_size, row.values()))
+    return rows, None
+
+
+def _size(value: Any) -> int:
+    """Bytes of a value in JSON, if they can be many."""
+    if isinstance(value, dict | list):
+        return len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
+    return len(value) if isinstance(value, str | bytes) else 0
 
 
 def connect(path: Path) -> sa.Engine:

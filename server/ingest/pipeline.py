@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from server.body_memory import Reservation
 from server.index.db import Database
 from server.ingest.commit import Committer, Submission
 from server.ingest.crash_recovery import recover_segments
@@ -15,6 +14,7 @@ from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.seal import Sealer
 from server.ingest.segments import Encoded, Spool, encode_entry
 from server.ingest.validate import RefusedTrajectory, ValidTrajectory, entry_of, read_body
+from server.memory_budget import Reservation
 from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.shards import Entry

@@ -22,9 +22,8 @@ import structlog
 from fastapi import Request
 from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
+from server.answer_memory import PIECE, Answer, Damaged
 from server.body_memory import STREAM_CHUNK
 from server.checksums import CheckedFile, Corrupt, Source, examine
 from server.index.deleted_files import delete_given_up, give_up_files
@@ -36,7 +35,8 @@ from stepwell.failpoints import failpoint
 
 R = TypeVar("R")
 log = structlog.get_logger("stepwell.files")
-CHUNK = 1 << 20
+AHEAD = 1 << 20
+"""Bytes that are checked before the response starts: damage in them has a response of its own."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
@@ -134,11 +134,7 @@ def _replace_damaged(
     return bool(hit)
 
 
-class _BrokenOff(Exception):
-    """Not an OSError: Starlette treats those as a client that disconnected."""
-
-
-class StoredFile(StreamingResponse):
+class StoredFile(Answer):
     """The bytes of a file, or the one requested range of them.
 
     A request for several ranges gets the whole file.
@@ -147,54 +143,51 @@ class StoredFile(StreamingResponse):
     def __init__(
         self,
         request: Request,
+        service: Service,
         source: Source,
         *,
         headers: Mapping[str, str],
         media_type: str,
         damaged: Callable[[], ProblemError],
-        status_code: int = 200,
+        status_code: int = 200,  # FastAPI reads this default for its documentation
     ):
-        """Raises the error from `damaged` if the first part cannot be read, 416 for a bad Range."""
+        """`damaged`: the error where the first part cannot be read. Raises 416 for a bad Range."""
         assert source.checksums is not None, "a file without checksums cannot be served"
-        self._damaged = damaged
         size = source.size
         first, last, partial = _range_of(request, size, headers.get("etag", ""))
         sent = {**headers, "accept-ranges": "bytes", "content-length": str(last - first)}
         if partial:
             sent["content-range"] = f"bytes {first}-{last - 1}/{size}"
-        parts: Iterator[bytes] = iter(())
-        if request.method != "HEAD":
-            parts = self._begin(source, first, last)
-        super().__init__(parts, 206 if partial else status_code, sent, media_type)
+        super().__init__(
+            service.answers,
+            0,
+            _parts_of(source, first, last),
+            media_type=media_type,
+            status_code=206 if partial else status_code,
+            headers=sent,
+            damaged=damaged,
+        )
 
-    def _begin(self, source: Source, first: int, last: int) -> Iterator[bytes]:
-        """All parts; the first is already read."""
+
+def _parts_of(source: Source, first: int, last: int) -> Callable[[], Iterator[bytes]]:
+    """Bytes `first` … `last` of a file, checked. The iterator raises `Damaged`."""
+
+    def parts() -> Iterator[bytes]:
+        begun = False
         try:
-            file = CheckedFile(str(source.path), source.size, source.checksums or b"")
-            head = file.read_at(first, min(CHUNK, last - first))
-        except (Corrupt, FileNotFoundError):
-            raise self._damaged() from None
+            with CheckedFile(str(source.path), source.size, source.checksums or b"") as file:
+                for at in range(first, min(last, first + AHEAD), PIECE):
+                    file.read_at(at, min(PIECE, last - at))
+                for at in range(first, last, PIECE):
+                    begun = at > first
+                    yield file.read_at(at, min(PIECE, last - at))
+        except OSError as error:
+            # Before the first part any other error of the disk has a response of its own.
+            if begun or isinstance(error, Corrupt | FileNotFoundError):
+                raise Damaged(str(error)) from None
+            raise
 
-        def parts() -> Iterator[bytes]:
-            with file:
-                data, at = head, first
-                while data:
-                    yield data
-                    at += len(data)
-                    try:
-                        data = file.read_at(at, min(CHUNK, last - at))
-                    except OSError as error:
-                        raise _BrokenOff(str(error)) from None
-
-        return parts()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except _BrokenOff as error:
-            # Returning without the last part makes the server abort the connection.
-            log.error("a response was aborted because its file is damaged", error=str(error))
-            await run_in_threadpool(self._damaged)
+    return parts
 
 
 def matches(condition: str | None, etag: str) -> bool:

@@ -202,7 +202,9 @@ def get_policy(
         return service.integrity.damaged_file(f"policies/{row['file']}")
 
     source = Source(service.store.path("policies", row["file"]), row["bytes"], row["checksums"])
-    return StoredFile(request, source, headers=headers, media_type=BYTES, damaged=unreadable)
+    return StoredFile(
+        request, service, source, headers=headers, media_type=BYTES, damaged=unreadable
+    )
 
 
 @router.put("/aliases/{alias}")

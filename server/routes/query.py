@@ -17,7 +17,7 @@ from server.sql.pool import Result
 from stepwell.messages import ARROW, Query, QueryResult, QuerySchema
 
 router = APIRouter(prefix="/v1/query", tags=["sql"])
-_PIECE = 256 << 10
+_PIECE = 128 << 10
 _REFUSALS = 8
 """Threads beyond those that queries may hold, to respond with 429."""
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
+import orjson
 import sqlalchemy as sa
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import Connection
 
+from server.answer_memory import Answer
 from server.index.db import count_audit
 from server.index.tables import metrics, runs
 from server.problems import ProblemError
@@ -26,6 +29,8 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 MAX_POINTS = 10_000
 """Most points of one series in one response."""
+POINT_BYTES = 1024
+"""Memory of a point while its series is read and written."""
 
 # One row for the lowest and one for the highest value of each bucket of steps: with only min() or
 # only max(), SQLite takes the other columns from the row with that value.
@@ -72,7 +77,7 @@ def post_metrics(
     return MetricsAccepted(stored=len(rows))
 
 
-@router.get("/{name}/metrics")
+@router.get("/{name}/metrics", response_model=MetricSeries)
 def get_metrics(
     service: ServiceDep,
     name: str,
@@ -80,7 +85,7 @@ def get_metrics(
     keys: str | None = None,
     after: Annotated[str | None, Query(pattern=r"^-?\d{1,18}(,-?\d{1,18})*$")] = None,
     points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
-) -> MetricSeries:
+) -> Response:
     """Series of `keys` (comma-separated; default: all), down-sampled to `points` each.
 
     `after`: a step for each key (comma-separated); returns only later points.
@@ -100,8 +105,21 @@ def get_metrics(
         if wanted is None:
             wanted = [key for key, _, _ in c.execute(LATEST, {"run": pk})]
         beyond = {} if steps is None else dict(zip(wanted, steps, strict=True))
-        found = [_series(c, pk, key, beyond.get(key), points) for key in dict.fromkeys(wanted)]
-    return MetricSeries(run=name, series=[s for s in found if s.total])
+
+    def parts() -> Iterator[bytes]:
+        """A `MetricSeries`, one series at a time."""
+        yield b'{"run":' + orjson.dumps(name) + b',"series":['
+        comma = b""
+        for key in dict.fromkeys(wanted):
+            with service.db.read() as c:
+                series = _series(c, pk, key, beyond.get(key), points)
+            if series.total:
+                yield comma + series.model_dump_json().encode()
+                comma = b","
+        yield b"]}"
+
+    memory = POINT_BYTES * points
+    return Answer(service.answers, memory, parts, media_type="application/json")
 
 
 def _series(c: Connection, pk: int, key: str, after: int | None, points: int) -> Series:

@@ -28,4 +28,6 @@ def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
         bad = service.integrity.recheck_shard(shard_id)
         return damaged_shard(shard_id) if bad else gone(shard_id)
 
-    return StoredFile(request, source, headers=headers, media_type=PARQUET, damaged=unreadable)
+    return StoredFile(
+        request, service, source, headers=headers, media_type=PARQUET, damaged=unreadable
+    )

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
+from server.answer_memory import Answer
 from server.service import Caller, Limit, ServiceDep
 from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, CreateSnapshot, Lease, Page, PutLease, Snapshot
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
+BLOCK_MEMORY = 3 << 20
+"""Memory of writing one block of a manifest, at most 8192 rows. The blocks themselves are those of
+the cache."""
+JSON_ROWS = 512
+"""Rows of a manifest that are written as JSON at once."""
 
 
 @router.post("", status_code=201)
@@ -54,9 +59,13 @@ def get_manifest(
     `since`, an earlier snapshot: only the blocks of rows that differ (docs/http.md).
     """
     table = service.snapshots.manifest(snapshot_id, since)
-    if "application/json" in request.headers.get("accept", ""):
-        return Response(orjson.dumps(_as_json(table)), media_type="application/json")
-    return StreamingResponse(_stream(table), media_type=ARROW)
+    as_json = "application/json" in request.headers.get("accept", "")
+    return Answer(
+        service.answers,
+        BLOCK_MEMORY,
+        lambda: _json(table) if as_json else _stream(table),
+        media_type="application/json" if as_json else ARROW,
+    )
 
 
 def _stream(table: pa.Table) -> Iterator[bytes]:
@@ -71,7 +80,8 @@ def _stream(table: pa.Table) -> Iterator[bytes]:
     yield sink.getvalue()
 
 
-def _as_json(table: pa.Table) -> dict[str, Any]:
+def _json(table: pa.Table) -> Iterator[bytes]:
+    """{snapshot, …, columns, rows}, some rows at a time."""
     metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
     metadata |= {
         name: orjson.loads(metadata[name]) for name in ("shares", "gone") if name in metadata
@@ -80,11 +90,17 @@ def _as_json(table: pa.Table) -> dict[str, Any]:
         {"name": f.name, "type": "string" if _is_name(f.type) else str(f.type)}
         for f in table.schema
     ]
-    values = [
-        id_texts(id_bytes(column)) if field.name == "id" else column.to_pylist()
-        for field, column in zip(table.schema, table.columns, strict=True)
-    ]
-    return {**metadata, "columns": columns, "rows": list(zip(*values, strict=True))}
+    yield orjson.dumps({**metadata, "columns": columns})[:-1] + b',"rows":['
+    first = True
+    for batch in table.to_batches(max_chunksize=JSON_ROWS):
+        values = [
+            id_texts(id_bytes(column)) if field.name == "id" else column.to_pylist()
+            for field, column in zip(batch.schema, batch.columns, strict=True)
+        ]
+        yield b"" if first else b","
+        first = False
+        yield orjson.dumps(list(zip(*values, strict=True)))[1:-1]
+    yield b"]}"
 
 
 def _is_name(kind: pa.DataType) -> bool:

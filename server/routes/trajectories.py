@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -11,6 +13,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.engine import Connection
 
+from server.answer_memory import Answer, Damaged
 from server.checksums import Source
 from server.index.db import equal, find_pk, first_rows, next_change_id, write_audit
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
@@ -21,12 +24,19 @@ from server.integrity import damaged_shard
 from server.problems import ProblemError, not_found
 from server.rights import Access
 from server.service import AccessDep, Caller, Limit, Service, ServiceDep
-from server.storage.shards import ShardDamaged, read_trajectory
+from server.storage.shards import ShardDamaged
+from server.storage.steps import (
+    HeldSteps,
+    Steps,
+    arrow_parts,
+    json_parts,
+    shard_steps,
+    steps_memory,
+)
 from server.versions.versions import holding, refuse_if_versioned
-from stepwell.codec import HEADER_KEY, encode, from_batch
+from stepwell.codec import MAX_HEADER
 from stepwell.messages import ARROW, Page, Partition, PatchTrajectory, TrajectoryInfo
 from stepwell.spaces import EnvSpec
-from stepwell.trajectory import Trajectory
 
 router = APIRouter(prefix="/v1", tags=["trajectories"])
 
@@ -182,78 +192,112 @@ def get_steps(
 ) -> Response:
     """The trajectory as an Arrow stream, exactly as it was sent; JSON on request."""
     _info(service, trajectory_id, access)
-    trajectory, spec = read_steps(service, trajectory_id)
-    if "application/json" in request.headers.get("accept", ""):
-        return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")
-    return Response(encode([trajectory], spec), media_type=ARROW)
+    as_json = "application/json" in request.headers.get("accept", "")
+    found = _find(service, trajectory_id)
+
+    def damaged() -> ProblemError:
+        assert found.shard is not None, "the record of a segment is read before the first part"
+        service.integrity.recheck_shard(found.shard)
+        return damaged_shard(found.shard)
+
+    return Answer(
+        service.answers,
+        found.memory(as_json),
+        lambda: _parts(service, trajectory_id, found, json_parts if as_json else arrow_parts),
+        media_type="application/json" if as_json else ARROW,
+        damaged=damaged,
+    )
 
 
-def _rows(trajectory: Trajectory) -> dict[str, Any]:
-    """{columns, rows}, one row per observation; the last row has no action and no reward."""
-    steps = len(trajectory)
-    columns: dict[str, list[Any]] = {"t": list(range(steps + 1))}
-    for key, array in trajectory.obs.items():
-        columns[f"obs.{key}"] = array.tolist()
-    for key, array in trajectory.actions.items():
-        name = "action" if list(trajectory.actions) == ["action"] else f"action.{key}"
-        columns[name] = [*array.tolist(), None]
-    columns["reward"] = [*trajectory.rewards.tolist(), None]
-    for name, flag in (("terminated", trajectory.terminated), ("truncated", trajectory.truncated)):
-        columns[name] = [flag and t == steps - 1 for t in range(steps + 1)]
-    columns["is_last"] = [t == steps for t in range(steps + 1)]
-    if trajectory.action_known is not None:
-        columns["action_known"] = [*trajectory.action_known.tolist(), None]
-    for key, array in trajectory.infos.items():
-        columns[f"info.{key}"] = array.tolist()  # orjson writes NaN, valid in infos, as null
-    return {
-        "columns": list(columns),
-        "rows": [list(row) for row in zip(*columns.values(), strict=True)],
-    }
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a trajectory is stored: in a shard or in a segment."""
 
+    spec: EnvSpec
+    bytes: int
+    shard: str | None
+    source: Source
+    number: int
+    """traj_idx in the shard, or offset in the segment."""
 
-def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpec]:
-    """The trajectory, from segment or shard, exactly as it was sent. Raises 410 if its file is
-    damaged."""
-    for attempt in range(3):
-        with service.db.read() as connection:
-            row = get_row(connection, trajectory_id)
-            spec = EnvSpec.from_json(
-                connection.execute(
-                    sa.select(datasets.c.spec).where(datasets.c.pk == row["dataset_pk"])
-                ).scalar_one()
-            )
-            segment = connection.execute(
-                sa.select(segments.c.name).where(segments.c.pk == row["segment_pk"])
-            ).scalar()
-            place = connection.execute(
-                sa.select(shards.c.partition, shards.c.bytes, shards.c.checksums).where(
-                    shards.c.pk == row["shard_pk"]
-                )
-            ).one_or_none()
+    def memory(self, whole_rows: bool) -> int:
+        """Of reading it, see `Answer`."""
+        if self.shard is None:
+            return self.bytes + MAX_HEADER
         try:
-            if segment is not None:
-                path = service.store.path("segments", segment)
-                entry, batch = read_spooled(path, row["segment_offset"], spec)
-                header = {HEADER_KEY: orjson.dumps(entry.header)}
-                return from_batch(batch, header, spec), spec
-            assert place is not None, "a living trajectory has a location"
-            path = service.store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
-            return read_trajectory(
-                Source(path, place.bytes, place.checksums), row["traj_idx"]
-            ), spec
-        except FileNotFoundError:
-            # Sealed or compacted between the look-up and the read: look it up again.
-            if attempt == 2:
-                raise
-        except SegmentDamaged as error:
-            service.integrity.damaged_file(f"segments/{segment}")  # named in the log and /readyz
-            raise ProblemError(
-                410, "damaged", f"the record of this trajectory is damaged ({error})"
-            ) from None
-        except ShardDamaged:
-            if service.integrity.recheck_shard(row["shard"]) or attempt == 2:
-                raise damaged_shard(row["shard"]) from None
-    raise AssertionError("unreachable")
+            return steps_memory(self.source, self.number, rows_at_once=whole_rows)
+        except ShardDamaged:  # reading it will say so
+            return 0
+
+
+def _find(service: Service, trajectory_id: str) -> _Place:
+    """Raises 404, or 410 if it was evicted."""
+    with service.db.read() as connection:
+        row = get_row(connection, trajectory_id)
+        spec = EnvSpec.from_json(
+            connection.execute(
+                sa.select(datasets.c.spec).where(datasets.c.pk == row["dataset_pk"])
+            ).scalar_one()
+        )
+        segment = connection.execute(
+            sa.select(segments.c.name).where(segments.c.pk == row["segment_pk"])
+        ).scalar()
+        place = connection.execute(
+            sa.select(shards.c.partition, shards.c.bytes, shards.c.checksums).where(
+                shards.c.pk == row["shard_pk"]
+            )
+        ).one_or_none()
+    if segment is not None:
+        record = Source(service.store.path("segments", segment))
+        return _Place(spec, row["bytes"], None, record, row["segment_offset"])
+    assert place is not None, "a living trajectory has a location"
+    path = service.store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
+    source = Source(path, place.bytes, place.checksums)
+    return _Place(spec, row["bytes"], row["shard"], source, row["traj_idx"])
+
+
+def _parts(
+    service: Service,
+    trajectory_id: str,
+    found: _Place,
+    encode: Callable[[Steps], Iterator[bytes | memoryview]],
+) -> Iterator[bytes | memoryview]:
+    """What `encode` makes of a trajectory. Raises `Damaged`; 410 for the record of a segment."""
+    with contextlib.ExitStack() as stack:
+        for attempt in range(3):
+            try:
+                steps = stack.enter_context(_opened(service, found))
+                break
+            except (FileNotFoundError, ShardDamaged):
+                # Sealed or compacted between the look-up and the read: look it up again.
+                moved = found.shard is None or not service.integrity.recheck_shard(found.shard)
+                if attempt == 2 or not moved:
+                    raise
+                found = _find(service, trajectory_id)
+        try:
+            if found.shard in service.integrity.quarantined:
+                for _ in encode(steps):  # all is checked before the response starts
+                    pass
+            yield from encode(steps)
+        except ShardDamaged as error:
+            raise Damaged(str(error)) from None
+
+
+@contextlib.contextmanager
+def _opened(service: Service, found: _Place) -> Iterator[Steps]:
+    if found.shard is not None:
+        with shard_steps(found.source, found.number) as steps:
+            yield steps
+        return
+    path = found.source.path
+    try:
+        entry, batch = read_spooled(path, found.number, found.spec)
+    except SegmentDamaged as error:
+        service.integrity.damaged_file(f"segments/{path.name}")  # named in the log and /readyz
+        raise ProblemError(
+            410, "damaged", f"the record of this trajectory is damaged ({error})"
+        ) from None
+    yield HeldSteps(entry.header, found.spec, batch)
 
 
 def info(row: Mapping[Any, Any]) -> TrajectoryInfo:

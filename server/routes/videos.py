@@ -220,7 +220,7 @@ def get_video(
 
     source = Source(service.store.path("videos", row["file"]), row["bytes"], row["checksums"])
     return StoredFile(
-        request, source, headers=headers, media_type=row["media_type"], damaged=unreadable
+        request, service, source, headers=headers, media_type=row["media_type"], damaged=unreadable
     )
 
 

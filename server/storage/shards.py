@@ -31,14 +31,15 @@ from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
 from stepwell.shard_rows import TRAJECTORIES_KEY, plain_batch
 from stepwell.spaces import EnvSpec
-from stepwell.trajectory import Trajectory
 
 TRAJ_IDX, T = "traj_idx", "t"
 DATASET_KEY = b"stepwell.dataset"
 DIGEST_KEY = b"stepwell.digest"
 """Digest of dataset, spec and table: a rebuild must not use a damaged footer."""
 MAX_GROUP_ROWS = 65_536
-"""Only a longer trajectory is split over row groups."""
+"""Only a longer trajectory, or one of more bytes than a group, is split over row groups."""
+PAGE_BYTES = 2 << 20
+"""Most bytes of a page, so that one is read in as much memory; but at least a row."""
 
 
 class ShardDamaged(RuntimeError):
@@ -104,14 +105,16 @@ def write_shard(
     schema = shard_schema(spec)
     placed: list[Entry] = []
     row = 0
-    with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
+    page_rows = max(1, min(1024, PAGE_BYTES // max(map(value_bytes, schema))))
+    with pq.ParquetWriter(path, schema, write_batch_size=page_rows, **_options(schema)) as writer:
         group: list[pa.RecordBatch] = []
         rows = size = 0
 
         def close_group() -> None:
             nonlocal rows, size
             batch = _numbered(group, len(placed) - len(group), schema)
-            writer.write_batch(batch, row_group_size=MAX_GROUP_ROWS)
+            longest = group_bytes * batch.num_rows // max(1, size)
+            writer.write_batch(batch, row_group_size=max(1, min(MAX_GROUP_ROWS, longest)))
             group.clear()
             rows = size = 0
 
@@ -148,6 +151,14 @@ def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.
     times = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
     columns = (group[0] if len(group) == 1 else pa.concat_batches(group)).columns  # a copy of many
     return pa.RecordBatch.from_arrays([pa.array(numbers), pa.array(times), *columns], schema=schema)
+
+
+def value_bytes(field: pa.Field) -> int:
+    """Bytes of a value; 1 for a flag, of which eight take a byte."""
+    kind = field.type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size * kind.value_type.bit_width // 8)
+    return max(1, int(kind.bit_width) // 8)
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
@@ -230,7 +241,7 @@ def _digest(described: dict[bytes, bytes]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
+class Contents:
     """What finds one trajectory of a shard."""
 
     metadata: pq.FileMetaData
@@ -240,13 +251,13 @@ class _Contents:
 
 
 @lru_cache(maxsize=8)
-def _contents(source: Source) -> _Contents:
+def contents_of(source: Source) -> Contents:
     """Of an immutable file. Raises `ShardDamaged`."""
     with _readable(source):
         metadata, found = _described(source)
         # Not orjson.dumps, whose bytes keep kilobytes more than they need.
         entries = tuple(json.dumps(one).encode() for one in _loads(found[TRAJECTORIES_KEY]))
-        return _Contents(metadata, _spec(found), entries)
+        return Contents(metadata, _spec(found), entries)
 
 
 def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
@@ -273,36 +284,24 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
         raise ShardDamaged(f"{path.name}: {error}") from None
 
 
-def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
-    """One trajectory; reads only the row groups that contain it. Raises `ShardDamaged`."""
-    path, contents = source.path, _contents(source)
+def entry_of(source: Source, traj_idx: int) -> tuple[Entry, EnvSpec]:
+    """One row of the footer's table. Raises `ShardDamaged`."""
+    contents = contents_of(source)
     with _readable(source):
-        entry = Entry(**_loads(contents.entries[traj_idx]))
-    start, stop = entry.row_start, entry.row_start + entry.rows
-    try:
-        with (
-            source.open() as raw,
-            pq.ParquetFile(
-                raw, metadata=contents.metadata, page_checksum_verification=True
-            ) as file,
-        ):
-            groups: list[int] = []
-            first = row = 0
-            for index in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(index).num_rows
-                if row < stop and row + rows > start:
-                    first = row if not groups else first
-                    groups.append(index)
-                row += rows
-            table = file.read_row_groups(groups, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise ShardDamaged(f"{path.name}: {error}") from None
-    table = table.slice(start - first, entry.rows)
-    numbers = table.column(TRAJ_IDX).to_numpy()
-    if table.num_rows != entry.rows or not bool((numbers == traj_idx).all()):
-        raise ShardDamaged(f"{path.name}: rows {start} … {stop} are not trajectory {traj_idx}")
-    batch = plain_batch(table, arrow_schema(contents.spec))
-    return from_batch(batch, {HEADER_KEY: json.dumps(entry.header).encode()}, contents.spec)
+        return Entry(**_loads(contents.entries[traj_idx])), contents.spec
+
+
+def groups_of(metadata: pq.FileMetaData, start: int, stop: int) -> tuple[list[int], int]:
+    """The row groups that hold rows `start` … `stop`, and the number of their first row."""
+    groups: list[int] = []
+    first = row = 0
+    for index in range(metadata.num_row_groups):
+        rows = metadata.row_group(index).num_rows
+        if row < stop and row + rows > start:
+            first = row if not groups else first
+            groups.append(index)
+        row += rows
+    return groups, first
 
 
 def check_digest(entry: Entry, batch: pa.RecordBatch, spec: EnvSpec) -> None:

@@ -13,13 +13,14 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import uuid_utils
 
@@ -101,6 +102,10 @@ class Store:
     def append_to(self, folder: str, name: str) -> Appender:
         """A new file that grows; durable up to its last `sync()`."""
         return Appender(self.path(folder, name))
+
+    def scratch(self) -> BinaryIO:
+        """A file without a name, which is gone when it is closed."""
+        return tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0)
 
     def truncate(self, folder: str, name: str, size: int) -> None:
         """Cut off a torn tail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
@@ -25,7 +26,15 @@ from stepwell import (
     Trajectory,
     TrajectoryMetadata,
 )
-from stepwell.codec import END_OF_STREAM, HEADER_KEY, TrajectoryStream, decode, encode, to_batch
+from stepwell.codec import (
+    END_OF_STREAM,
+    HEADER_KEY,
+    EncodedStream,
+    TrajectoryStream,
+    decode,
+    encode,
+    to_batch,
+)
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema
 from stepwell.spaces import DTYPES, ROLES
 from stepwell.testing import make_spec, make_trajectory
@@ -431,3 +440,14 @@ def test_streams_of_one_schema_are_joined_without_decoding(spec):
     assert len({stream.head for stream in streams}) == 1
     joined = b"".join([streams[0].head, *(stream.body for stream in streams), END_OF_STREAM])
     assert joined == encode(made, spec)
+
+
+def test_a_stream_is_written_as_it_is_encoded_and_says_how_long_it_is() -> None:
+    """Its file stays open: an import's child writes many."""
+    spec = make_spec(observation=3, action=2)
+    sent = [make_trajectory(spec, length=n, seed=n) for n in (1, 30)]
+    stream, sink = EncodedStream(sent, spec), io.BytesIO()
+    stream.write_to(sink)
+    stream.write_to(sink)
+    assert sink.getvalue() == 2 * encode(sent, spec)
+    assert len(stream) == len(encode(sent, spec))

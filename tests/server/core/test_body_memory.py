@@ -17,9 +17,10 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.bodies import measure
-from server import body_memory
-from server.body_memory import BodyMemoryMiddleware, MemoryBudget, Reservation, body_limits
+from server import body_memory, memory_budget
+from server.body_memory import BodyMemoryMiddleware, body_limits
 from server.ingest import pipeline
+from server.memory_budget import MemoryBudget, Reservation
 from server.problems import ProblemError
 from server.settings import Settings
 from server.telemetry import Telemetry
@@ -36,7 +37,7 @@ LARGE = 10 * MB
 
 @pytest.fixture
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_memory, "WAIT", 0.05)
+    monkeypatch.setattr(memory_budget, "WAIT", 0.05)
 
 
 def reservation_of(budget: MemoryBudget, size: int = 0) -> Reservation:
@@ -176,7 +177,7 @@ def test_a_lease_with_two_owners_is_given_back_by_the_last_and_never_twice() -> 
 
 def test_many_threads_and_tasks_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends a wait: never more than the budget, and in the end nothing."""
-    monkeypatch.setattr(body_memory, "WAIT", 0.02)
+    monkeypatch.setattr(memory_budget, "WAIT", 0.02)
     budget = MemoryBudget(40 * MB, Telemetry())
     most = 0
 

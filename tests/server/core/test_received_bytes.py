@@ -15,7 +15,7 @@ import pytest
 from server.ingest.segments import SegmentFile, encode_record, read_spooled
 from server.ingest.validate import ValidTrajectory, read_body
 from server.storage.store import Appender
-from stepwell.codec import HEADER_KEY, encode, from_batch, to_batch
+from stepwell.codec import HEADER_KEY, decode, encode, from_batch, to_batch
 from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary
 from stepwell.testing import make_spec, make_trajectory
@@ -163,7 +163,7 @@ def test_what_was_not_looked_at_is_not_stored(live: Any, made: Any) -> None:
 
 
 def test_a_layout_that_must_be_rebuilt_pays_for_the_copy(live: Any) -> None:
-    from server.body_memory import Reservation
+    from server.memory_budget import Reservation
 
     live.create("d", PLAIN)
     one = make_trajectory(PLAIN, length=6000)
@@ -236,9 +236,7 @@ def test_whatever_is_stored_reads_as_what_was_checked(live: Any) -> None:
     assert live.flush()["sealed"] == stored
     for info in live.listing(limit=1000):
         assert info["state"] == "sealed"
-    from server.routes.trajectories import read_steps
-
-    service = live.service
     for info in live.listing(limit=1000)[::10]:
-        read, _ = read_steps(service, info["id"])
+        steps = live.http.get(f"/v1/trajectories/{info['id']}/steps")
+        (read,) = decode(steps.content)[1]
         assert read.digest == info["digest"]

@@ -18,7 +18,6 @@ from server.storage.shards import (
     ShardDamaged,
     read_batches,
     read_footer,
-    read_trajectory,
     write_shard,
 )
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
@@ -26,6 +25,7 @@ from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
+from tests.shard_reading import read_trajectory
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
@@ -182,3 +182,14 @@ def test_stopping_seals_what_is_acknowledged(start: Callable[..., Any]) -> None:
     live = start()
     assert live.info(sent)["state"] == "sealed"
     assert live.service.store.names("segments") == []
+
+
+def test_a_trajectory_of_many_bytes_is_split_into_groups_and_pages_of_few(tmp_path: Path) -> None:
+    """So that it is read, here and in SQL, in the memory of a group, or of a page."""
+    spec = EnvSpec.of(Box((64, 64, 3), "uint8"), Box((2,), low=-1.0, high=1.0))
+    t = make_trajectory(spec, length=999)
+    write(tmp_path / "s.parquet", spec, [t], group_bytes=4 << 20)
+    metadata = pq.read_metadata(tmp_path / "s.parquet")
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    assert len(groups) == 3 and all(g.total_byte_size < 5 << 20 for g in groups)
+    assert read_trajectory(Source(tmp_path / "s.parquet"), 0).digest == t.digest

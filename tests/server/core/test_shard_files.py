@@ -20,6 +20,7 @@ from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.shard_reading import read_trajectory
 
 SPEC = make_spec(observation=3, action=2)
 
@@ -130,9 +131,9 @@ def test_a_trajectory_is_one_piece_however_its_rows_are_grouped(
     made: list[Trajectory], rewritten: Callable[..., Source], group: int
 ) -> None:
     source = rewritten({}, group)
-    shards._contents.cache_clear()
+    shards.contents_of.cache_clear()
     for number, t in enumerate(made):
-        assert shards.read_trajectory(source, number).digest == t.digest
+        assert read_trajectory(source, number).digest == t.digest
     read = list(shards.read_batches(source))
     assert [entry.id for entry, _ in read] == [t.id for t in made]
     for (entry, batch), t in zip(read, made, strict=True):
@@ -151,9 +152,9 @@ def test_a_footer_may_have_numbers_that_strict_json_has_not(
     source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
     found = shards.read_footer(source).entries
     assert math.isnan(found[1].total_reward)
-    shards._contents.cache_clear()
+    shards.contents_of.cache_clear()
     for number, t in enumerate(made):
-        assert shards.read_trajectory(source, number).digest == t.digest
+        assert read_trajectory(source, number).digest == t.digest
 
 
 def test_an_entry_that_lacks_something_is_damage(
@@ -162,9 +163,9 @@ def test_an_entry_that_lacks_something_is_damage(
     table = table_of(shard)
     del table[1]["digest"]
     source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
-    shards._contents.cache_clear()
+    shards.contents_of.cache_clear()
     with pytest.raises(ShardDamaged, match="footer cannot be read"):
-        shards.read_trajectory(source, 1)
+        read_trajectory(source, 1)
 
 
 def test_rows_of_another_trajectory_are_refused(
@@ -174,11 +175,11 @@ def test_rows_of_another_trajectory_are_refused(
     for change in ({"row_start": 1}, {"row_start": 19}):
         table = table_of(shard)
         table[0 if change["row_start"] == 1 else 2] |= change
-        shards._contents.cache_clear()
+        shards.contents_of.cache_clear()
         source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
         number = 0 if change["row_start"] == 1 else 2
         with pytest.raises(ShardDamaged, match=f"are not trajectory {number}"):
-            shards.read_trajectory(source, number)
+            read_trajectory(source, number)
 
 
 def test_pages_have_checksums_of_their_own(shard: Path) -> None:
@@ -187,11 +188,11 @@ def test_pages_have_checksums_of_their_own(shard: Path) -> None:
     column = pq.read_metadata(shard).row_group(0).column(2)
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 4
     shard.write_bytes(content)
-    shards._contents.cache_clear()
+    shards.contents_of.cache_clear()
     with pytest.raises(ShardDamaged):
         list(shards.read_batches(Source(shard)))
     with pytest.raises(ShardDamaged):
-        shards.read_trajectory(Source(shard), 0)
+        read_trajectory(Source(shard), 0)
 
 
 def test_a_vector_that_is_missing_has_no_elements() -> None:

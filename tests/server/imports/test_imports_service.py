@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.checksums import Source
+from server.imports import parser_process
 from server.index.tables import shards, trajectories
 from server.ingest import bulk_insert
+from server.pipe_frames import FrameReader
 from server.service import Service
 from server.settings import Settings
 from server.storage.shards import read_footer
@@ -87,6 +91,44 @@ def test_a_file_that_fails_leaves_nothing(importing: Any, tmp_path: Path) -> Non
     assert "rewards" in job.error.detail
     assert importing.files() == before
     assert importing.rows("select count(*) from datasets where name = 'nothing'") == [[0]]
+
+
+def test_a_long_trajectory_is_mapped_and_stored_as_one_that_is_held(
+    importing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are given back while it is in use, and its file has no name."""
+    mapped: list[weakref.ref[Any]] = []
+    trim = parser_process._trim
+
+    def noted(pages: weakref.ref[Any]) -> None:
+        mapped.append(pages)
+        trim(pages)
+
+    monkeypatch.setattr(parser_process, "TRIM", 0.0)
+    monkeypatch.setattr(parser_process, "_trim", noted)
+    path = write(tmp_path / "a.hdf5", episodes(2, length=3000))
+    importing.run(path, "held")
+    assert not mapped
+    monkeypatch.setattr(parser_process, "HELD", 1000)
+    importing.run(path, "mapped")
+    assert mapped
+    wait_until(lambda: not any(one() for one in mapped), what="the pages released")
+    assert list((importing.service.settings.data / "tmp").iterdir()) == []
+    query = "select t, is_last, reward, action from steps order by trajectory_id, t"
+    held, long = (
+        sorted(importing.rows(query, dataset=name, limit=10_000)) for name in ("held", "mapped")
+    )
+    assert len(held) == 6002 and held == long
+
+
+def test_a_child_that_dies_within_a_long_trajectory_is_named(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    os.write(sink, bytes(1000))
+    os.close(sink)
+    reader = FrameReader(source, lambda: 0.1, 1000)
+    with open(tmp_path / "f", "w+b", buffering=0) as file, pytest.raises(EOFError):
+        reader.mapped(1 << 20, file)
+    os.close(source)
 
 
 def test_a_file_of_another_layout_is_refused_by_name(importing: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import duckdb
 import orjson
 import pytest
 
-from server.body_memory import Reservation
+from server.memory_budget import Reservation
 from server.routes import datasets
 from server.service import Service
 from server.settings import Settings
