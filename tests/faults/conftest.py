@@ -34,6 +34,7 @@ EAGER = {
     "STEPWELL_SHARD_GRACE": "0",
     "STEPWELL_COMPACT_AFTER": "0",
     "STEPWELL_MAINTENANCE_INTERVAL": "0.1",
+    "STEPWELL_MIRROR_INTERVAL": "0.05",
     "STEPWELL_SQL_WORKERS": "1",
 }
 """Maintenance that does at once what it would do in an hour."""
