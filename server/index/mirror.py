@@ -224,6 +224,8 @@ class Mirror:
                 base = self._base()
                 if base is None or base == self._saved:
                     return
+                if not base.checksums and not self._kept:  # nothing to keep, and nothing was
+                    return
                 self._kept |= base.checksums.keys()
             mirror_base.save(self._marks, self._directory, base, _layout())
             with self._lock:
