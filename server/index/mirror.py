@@ -123,6 +123,7 @@ class Mirror:
         self._marks, self._save_every = db, save_every
         self._saving = threading.Lock()
         self._saved: Base | None = None
+        self._closed = False
         self._kept: set[str] = set()
         """Files of the base, and of the one that is being saved."""
         self._start_from(None if db is None else mirror_base.load(self._db, directory, _layout()))
@@ -244,7 +245,11 @@ class Mirror:
         return Base(self._change_id, self._epoch, pieces, checksums)
 
     def close(self) -> None:
+        """Save, and close the index. Has no effect the second time."""
         self._filling.stop()
+        if self._closed:
+            return
+        self._closed = True
         if self._change_id >= 0:
             with contextlib.suppress(OSError):  # the next start fills it
                 self.save()
