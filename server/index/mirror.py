@@ -57,6 +57,9 @@ from stepwell._background import BackgroundLoop
 
 PIECE = 8192
 RUNS_PER_PIECE = 8
+AT_ONCE, YIELD = 4, 0.001
+"""Pieces of `trajectories` that are written at once; between them, queries of other tables are
+answered. Then a state is complete when no piece is left."""
 KEEP_SECONDS = 180.0
 """Longer than the deadline of any query."""
 _OF_PIECE = "trajectories AS t NOT INDEXED WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted'"
@@ -113,7 +116,7 @@ class Mirror:
         self._checksums: dict[str, bytes] = {}
         """Replaced, never mutated: states share it."""
         self._lost: set[int] = set()
-        """Pieces of `trajectories` whose files are damaged."""
+        """Pieces of `trajectories` that are to be written: they have changed, or are damaged."""
         self._seen: dict[str, int] = {}
         """Table → the database's version at its last check."""
         self._garbage: list[tuple[float, str]] = []
@@ -154,28 +157,34 @@ class Mirror:
             wanted |= {"trajectories", "steps"}
         if "annotations" in wanted:
             wanted.add("trajectories")  # those of the living are shown
-        with self._lock:
-            self._refresh(wanted)
-            self._collect_garbage()
-            return MirrorState(
-                self._version,
-                {
-                    name: [p.path for p in pieces.values() if p.path is not None]
-                    for name, pieces in self._pieces.items()
-                },
-                self._specs,
-                self._shards,
-                self._change_id,
-                self._epoch,
-                {
-                    number: piece.locations
-                    for number, piece in self._pieces["trajectories"].items()
-                    if piece.locations is not None
-                },
-                self._excluded,
-                self._checksums,
-                self._most_rows,
-            )
+        while True:
+            with self._lock:
+                self._refresh(wanted)
+                if not self._lost or not wanted & {"trajectories", "steps"}:
+                    self._collect_garbage()
+                    return self._state()
+            time.sleep(YIELD)  # to who waits for the lock
+
+    def _state(self) -> MirrorState:
+        return MirrorState(
+            self._version,
+            {
+                name: [p.path for p in pieces.values() if p.path is not None]
+                for name, pieces in self._pieces.items()
+            },
+            self._specs,
+            self._shards,
+            self._change_id,
+            self._epoch,
+            {
+                number: piece.locations
+                for number, piece in self._pieces["trajectories"].items()
+                if piece.locations is not None
+            },
+            self._excluded,
+            self._checksums,
+            self._most_rows,
+        )
 
     def read_locations(self, state: MirrorState, path: str) -> pa.RecordBatch:
         """A file of `state.locations`. Raises `Corrupt`, and FileNotFoundError if it was deleted
@@ -278,7 +287,7 @@ class Mirror:
                 self._refresh_annotations()
             for name in stale & SMALL.keys():
                 self._refresh_small(name)
-            for name in stale:
+            for name in stale - ({"trajectories", "steps"} if self._lost else set()):
                 self._seen[name] = seen
         finally:
             self._db.execute("ROLLBACK")
@@ -297,10 +306,10 @@ class Mirror:
         )
         dirty = {int(number) for (number,) in changed} | self._lost
         dirty |= self._pieces_with_removals(self._change_id)
-        self._lost = set()
-        for number in sorted(dirty):
+        self._lost, self._change_id = dirty, change_id
+        for number in sorted(dirty)[:AT_ONCE]:
             self._put("trajectories", number, self._read_piece(number), None)
-        self._change_id = change_id
+            self._lost.discard(number)
 
     def _read_piece(self, number: int) -> list[tuple[Any, ...]]:
         """The rows of a piece of `trajectories`: nothing else of them comes from the index, but
