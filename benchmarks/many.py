@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from benchmarks.report import ROOT, write
+from benchmarks.report import RESULTS, ROOT, provenance, write
 from benchmarks.snapshots import Memory
 from stepwell import Client, new_id
 from stepwell.codec import encode
@@ -69,6 +70,12 @@ def service(data: Path, code: Path) -> Iterator[tuple[Client, subprocess.Popen[b
     finally:
         process.terminate()
         process.wait(300)
+
+
+def cpu(process: subprocess.Popen[bytes]) -> float:
+    """CPU seconds of the service and of its child processes that have ended."""
+    used = psutil.Process(process.pid).cpu_times()
+    return float(used.user + used.system + used.children_user + used.children_system)
 
 
 def milliseconds(do: Callable[..., object], *given: Any, **options: Any) -> float:
@@ -173,7 +180,7 @@ def imports(folder: Path, code: Path, count: int) -> dict[str, Any]:
         memory = Memory(process.pid)
         low = memory.reset()
         watch = Watch(client.url)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu(process)
         job = client.upload("tiny", path, format="npz", create=True)
         seen: list[tuple[float, str]] = []
         while job.state in ("queued", "running"):
@@ -182,6 +189,7 @@ def imports(folder: Path, code: Path, count: int) -> dict[str, Any]:
             if not seen or seen[-1][1] != job.message.split(" of ")[-1]:
                 seen.append((round(time.perf_counter() - began, 1), job.message.split(" of ")[-1]))
         took = time.perf_counter() - began
+        used = cpu(process) - used
         assert job.state == "succeeded", job
         waits = watch.close()
         memory.close()
@@ -189,6 +197,7 @@ def imports(folder: Path, code: Path, count: int) -> dict[str, Any]:
         "trajectories": count,
         "seconds": round(took, 1),
         "per_second": round(count / took),
+        "cpu_us_each": round(1e6 * used / count),
         "memory_before_mb": round(low / 1e6),
         "peak_memory_mb": round(memory.peak / 1e6),
         "phases": seen,
@@ -220,7 +229,7 @@ def posts(folder: Path, code: Path, count: int) -> dict[str, Any]:
         memory = Memory(process.pid)
         memory.reset()
         watch = Watch(client.url)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu(process)
         script = [sys.executable, "-m", "benchmarks.many", "--client", client.url]
         subprocess.run([*script, "--trajectories", str(count)], check=True, cwd=ROOT)
         took = time.perf_counter() - began
@@ -228,6 +237,7 @@ def posts(folder: Path, code: Path, count: int) -> dict[str, Any]:
         began = time.perf_counter()
         client.flush("tiny")
         sealed = time.perf_counter() - began
+        used = cpu(process) - used
         found = client.dataset("tiny")
         memory.close()
         total = count // PER_POST // 2 * PER_POST * 2
@@ -235,6 +245,7 @@ def posts(folder: Path, code: Path, count: int) -> dict[str, Any]:
     return {
         "trajectories": total,
         "per_second": round(total / took),
+        "cpu_us_each": round(1e6 * used / total),
         "seconds_until_sealed_after": round(sealed, 2),
         "peak_memory_mb": round(memory.peak / 1e6),
         "jobs": waits,
@@ -257,8 +268,8 @@ def restart(folder: Path, code: Path, rows: int) -> dict[str, Any]:
     for name in ("first_start", "restart", "restart_again"):
         with service(data, code) as (client, process):
             watch = Watch(client.url)
-            wait = milliseconds(client.sql, sql, timeout=120)
-            again = milliseconds(client.sql, sql, timeout=120)
+            wait = milliseconds(client.sql, sql, timeout=60)
+            again = milliseconds(client.sql, sql, timeout=60)
             result[name] = {"first_sql_ms": wait, "second_sql_ms": again, "jobs": watch.close()}
             if name == "restart":
                 process.kill()  # the next start follows a crash
@@ -290,15 +301,17 @@ def main() -> int:
     codes = {"before": args.before.resolve()} if args.before else {}
     if not args.only_before:
         codes["now"] = ROOT
-    result: dict[str, Any] = {}
+    path = RESULTS / "many.json"
+    result: dict[str, Any] = json.loads(path.read_text())["parts"] if path.exists() else {}
     for part in args.parts:
+        result[part] = {"measured": provenance()}  # the other parts stay as they are
         for name, code in codes.items():
             with tempfile.TemporaryDirectory() as folder:
                 found = PARTS[part](Path(folder), code, sizes[part])
-            result.setdefault(part, {})[name] = found | {"load_average": os.getloadavg()[0]}
+            result[part][name] = found | {"load_average": os.getloadavg()[0]}
             print(part, name, json.dumps(result[part][name]), flush=True)
     if not args.only_before:
-        print(write("many", result))
+        print(write("many", {"parts": result}))
     return 0
 
 
