@@ -60,7 +60,9 @@ class Service:
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
             self.integrity.damaged_files.update(missing.files)
-            self.mirror = Mirror(settings.index_file, settings.data / "mirror")
+            self.mirror = Mirror(
+                settings.index_file, settings.data / "mirror", self.db, settings.mirror_interval
+            )
             self.sql = SqlPool(settings, self.mirror, self._on_damage)
             self.snapshots = Snapshots(
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity

@@ -87,6 +87,9 @@ class Settings(BaseSettings):
     """Shards younger than this are not compacted."""
     maintenance_interval: float = 5.0
     """Seconds between rounds of retention, compaction and sweeping; 0 turns them off."""
+    mirror_interval: float = 60.0
+    """Seconds between rounds that keep the SQL tables up to date for the next start; 0 turns them
+    off."""
     scrub_rate: int = 32 * MIB
     """Background verification of stored files, in bytes per second; 0 turns it off."""
     scrub_days: float = 7.0

@@ -237,22 +237,34 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
     )
 
 
-def is_canonical(batch: pa.RecordBatch, metadata: dict[bytes, bytes], message: memoryview) -> bool:
+def is_canonical(
+    batch: pa.RecordBatch,
+    metadata: dict[bytes, bytes],
+    message: memoryview,
+    shapes: list[tuple[bool, int]],
+) -> bool:
     """Whether a batch that `from_batch` accepted equals what `to_batch` would write, so that its
     `message` can be stored as it is: it holds nothing unchecked, and little padding.
 
     NULLs only in the last row of nullable columns; the header and no other metadata; no values
     beyond the rows; no columns that share bytes (`TrajectoryStream` checks that) or lie far apart.
+    `shapes`: those of the batch's schema.
     """
     rows = batch.num_rows
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        if column.null_count != field.nullable:
+    for column, (nullable, size) in zip(batch.columns, shapes, strict=True):
+        if column.null_count != nullable or (size and len(column.values) != rows * size):
             return False
-        if pa.types.is_fixed_size_list(field.type):
-            if len(column.values) != rows * field.type.list_size:
-                return False
-    room = 2 * batch.nbytes + MAX_HEADER
-    return len(metadata) == 1 and bytes(message[:4]) == CONTINUATION and len(message) <= room
+    if len(metadata) != 1 or message[:4] != CONTINUATION:
+        return False
+    return len(message) <= MAX_HEADER or len(message) <= MAX_HEADER + 2 * batch.nbytes
+
+
+def shapes_of(schema: pa.Schema) -> list[tuple[bool, int]]:
+    """Of each column: whether it is nullable, and the size of its lists, 0 if it has none."""
+    return [
+        (field.nullable, field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0)
+        for field in schema
+    ]
 
 
 def read_header(metadata: dict[bytes, bytes]) -> dict[str, Any]:

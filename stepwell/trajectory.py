@@ -154,6 +154,14 @@ class Trajectory:
             )
 
     @classmethod
+    def checked(cls, **values: Any) -> Trajectory:
+        """One of values that follow all rules, as its caller knows; every field must be given."""
+        made = object.__new__(cls)
+        for name in cls.__slots__:
+            object.__setattr__(made, name, values[name])
+        return made
+
+    @classmethod
     def from_arrays(
         cls,
         *,

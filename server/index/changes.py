@@ -45,23 +45,27 @@ class ChangeReader:
 
     def count(self, change_id: int, epoch: int, most: int) -> int | None:
         """Number of trajectories with a newer `change_id`, counted up to `most`; None if rows
-        were removed in bulk since."""
+        were removed since and nothing says which."""
         with self._lock:
-            if counters(self._db)[1] != epoch:
+            _, now, forgotten = counters(self._db)
+            if now != epoch or forgotten > change_id:
                 return None
             sql = "SELECT count(*) FROM (SELECT 1 FROM trajectories WHERE change_id > ? LIMIT ?)"
             return int(self._db.execute(sql, (change_id, most)).fetchone()[0])
 
     def read(self, change_id: int, epoch: int, columns: Iterable[str]) -> Changes | None:
-        """All changes since, in one transaction; None if rows were removed in bulk since.
+        """All changes since, in one transaction; None if rows were removed since and nothing says
+        which.
 
         `columns` are columns of `trajectories` in the SQL surface.
         """
         with self._lock:
             self._db.execute("BEGIN")
             try:
-                newest, now = counters(self._db)
-                return None if now != epoch else self._read(change_id, newest, list(columns))
+                newest, now, forgotten = counters(self._db)
+                if now != epoch or forgotten > change_id:
+                    return None
+                return self._read(change_id, newest, list(columns))
             finally:
                 self._db.execute("ROLLBACK")
 
@@ -113,7 +117,8 @@ def open_index(index_file: Path) -> sqlite3.Connection:
     return db
 
 
-def counters(db: sqlite3.Connection) -> tuple[int, int]:
-    """The current (change_id, epoch)."""
+def counters(db: sqlite3.Connection) -> tuple[int, int, int]:
+    """The current (change_id, epoch), and the greatest change_id of removals that no tombstone
+    tells of any more."""
     found = dict(db.execute("SELECT name, value FROM counters"))
-    return int(found["change_id"]), int(found["epoch"])
+    return int(found["change_id"]), int(found["epoch"]), int(found.get("forgotten", 0))

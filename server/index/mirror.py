@@ -12,18 +12,23 @@
 
 `Mirror.changes` (changes.py) reads recent changes from the index itself.
 
-Evicted trajectories are left out. The mirror is a cache: emptied on every startup, and refreshed
-before every query, which costs one PRAGMA if nothing was committed. Replaced files are kept for
-KEEP_SECONDS, because running queries still read them.
+Evicted trajectories are left out. The mirror is a cache, refreshed before every query, which costs
+one PRAGMA if nothing was committed. Replaced files are kept for KEEP_SECONDS, because running
+queries still read them. The large tables survive a restart (mirror_base.py): every `save_every`
+seconds, and when the service stops, the pieces of this moment become the base, from which the next
+start goes on; their files stay until a newer base has replaced it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,8 +38,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from server.checksums import Source, checksums_of
+from server.index import mirror_base
 from server.index.changes import ChangeReader, counters, open_index
-from server.index.manifest_columns import read_columns
+from server.index.db import Database
+from server.index.manifest_columns import SCHEMA, read_columns
+from server.index.mirror_base import KEPT, Base, Piece
 from server.index.sql_tables import (
     EXCLUDED,
     METRIC_SUMS,
@@ -49,6 +57,9 @@ from stepwell._background import BackgroundLoop
 
 PIECE = 8192
 RUNS_PER_PIECE = 8
+AT_ONCE, YIELD = 4, 0.001
+"""Pieces of `trajectories` that are written at once; between them, queries of other tables are
+answered. Then a state is complete when no piece is left."""
 KEEP_SECONDS = 180.0
 """Longer than the deadline of any query."""
 _OF_PIECE = "trajectories AS t NOT INDEXED WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted'"
@@ -79,30 +90,25 @@ class MirrorState:
     """Dataset → rows of its first shard."""
 
 
-@dataclass(slots=True)
-class _Piece:
-    path: str | None
-    """None: no row of it is alive."""
-    stamp: Any
-    seqs: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Dataset → least and greatest seq in this piece of `trajectories`."""
-    locations: str | None = None
-
-
 class Mirror:
     """Keeps `directory` up to date with the index. Thread-safe; one per process."""
 
-    def __init__(self, index_file: Path, directory: Path):
+    def __init__(
+        self,
+        index_file: Path,
+        directory: Path,
+        db: Database | None = None,
+        save_every: float = 0.0,
+    ):
+        """With `db`, into which marks are written, the next start finds this mirror's base."""
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.iterdir():
-            old.unlink()
         self._directory = directory
         self._lock = threading.Lock()
         self._db = open_index(index_file)
         self.changes = ChangeReader(index_file)
         self._version = 0
         self._change_id = self._epoch = -1
-        self._pieces: dict[str, dict[int, _Piece]] = {name: {} for name in TABLES}
+        self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in TABLES}
         self._specs: dict[str, str] = {}
         self._shards: dict[str, list[str]] = {}
         self._most_rows: dict[str, int] = {}
@@ -110,12 +116,35 @@ class Mirror:
         self._checksums: dict[str, bytes] = {}
         """Replaced, never mutated: states share it."""
         self._lost: set[int] = set()
-        """Pieces of `trajectories` whose files are damaged."""
+        """Pieces of `trajectories` that are to be written: they have changed, or are damaged."""
         self._seen: dict[str, int] = {}
         """Table → the database's version at its last check."""
         self._garbage: list[tuple[float, str]] = []
+        self._names = secrets.token_hex(6)
+        """Of this process's files: a name is never used for another content."""
         self._written = 0
-        self._filling = BackgroundLoop("mirror", self._fill, every=0.0, expected=(OSError,))
+        self._marks, self._save_every = db, save_every
+        self._saving = threading.Lock()
+        self._saved: Base | None = None
+        self._closed = False
+        self._kept: set[str] = set()
+        """Files of the base, and of the one that is being saved."""
+        self._start_from(None if db is None else mirror_base.load(self._db, directory, _layout()))
+        self._filling = BackgroundLoop("mirror", self._fill, every=save_every, expected=(OSError,))
+
+    def _start_from(self, base: Base | None) -> None:
+        """Take over the base, and remove every other file."""
+        if base is not None:
+            self._change_id, self._epoch = base.change_id, base.epoch
+            self._pieces |= {name: dict(pieces) for name, pieces in base.pieces.items()}
+            self._checksums = dict(base.checksums)
+            self._kept, self._saved = set(base.checksums), base
+        kept = {Path(file).name for file in self._kept}
+        if base is not None:
+            kept.add(mirror_base.NAME)
+        for old in self._directory.iterdir():
+            if old.name not in kept:
+                old.unlink()
 
     def state(self, sql: str | None = None) -> MirrorState:
         """The current state; refreshes the tables that `sql` may read (None: all).
@@ -128,28 +157,34 @@ class Mirror:
             wanted |= {"trajectories", "steps"}
         if "annotations" in wanted:
             wanted.add("trajectories")  # those of the living are shown
-        with self._lock:
-            self._refresh(wanted)
-            self._collect_garbage()
-            return MirrorState(
-                self._version,
-                {
-                    name: [p.path for p in pieces.values() if p.path is not None]
-                    for name, pieces in self._pieces.items()
-                },
-                self._specs,
-                self._shards,
-                self._change_id,
-                self._epoch,
-                {
-                    number: piece.locations
-                    for number, piece in self._pieces["trajectories"].items()
-                    if piece.locations is not None
-                },
-                self._excluded,
-                self._checksums,
-                self._most_rows,
-            )
+        while True:
+            with self._lock:
+                self._refresh(wanted)
+                if not self._lost or not wanted & {"trajectories", "steps"}:
+                    self._collect_garbage()
+                    return self._state()
+            time.sleep(YIELD)  # to who waits for the lock
+
+    def _state(self) -> MirrorState:
+        return MirrorState(
+            self._version,
+            {
+                name: [p.path for p in pieces.values() if p.path is not None]
+                for name, pieces in self._pieces.items()
+            },
+            self._specs,
+            self._shards,
+            self._change_id,
+            self._epoch,
+            {
+                number: piece.locations
+                for number, piece in self._pieces["trajectories"].items()
+                if piece.locations is not None
+            },
+            self._excluded,
+            self._checksums,
+            self._most_rows,
+        )
 
     def read_locations(self, state: MirrorState, path: str) -> pa.RecordBatch:
         """A file of `state.locations`. Raises `Corrupt`, and FileNotFoundError if it was deleted
@@ -173,7 +208,8 @@ class Mirror:
             self._version += 1
 
     def start(self) -> None:
-        """Fill the mirror before the first query: a million trajectories take ten seconds."""
+        """Fill the mirror before the first query: without a base, a million trajectories take ten
+        seconds."""
         self._filling.start()
 
     @property
@@ -182,11 +218,50 @@ class Mirror:
         return self._filling.trouble
 
     def _fill(self) -> None:
-        self.state()
-        self._filling.stop()
+        if self._marks is None or not self._save_every:
+            self.state()
+            self._filling.stop()
+        else:
+            self.save()
+
+    def save(self) -> None:
+        """Make the current pieces the base of the next start, if they have changed."""
+        if self._marks is None:
+            return
+        with self._saving:
+            self.state(" ".join(KEPT))
+            with self._lock:
+                base = self._base()
+                if base is None or base == self._saved:
+                    return
+                if not base.checksums and not self._kept:  # nothing to keep, and nothing was
+                    return
+                self._kept |= base.checksums.keys()
+            mirror_base.save(self._marks, self._directory, base, _layout())
+            with self._lock:
+                self._saved, self._kept = base, set(base.checksums)
+
+    def _base(self) -> Base | None:
+        """None while damaged files wait to be written again."""
+        pieces = {
+            name: {number: replace(piece) for number, piece in self._pieces[name].items()}
+            for name in KEPT
+        }
+        files = [f for parts in pieces.values() for piece in parts.values() for f in piece.files]
+        if self._lost or not all(file in self._checksums for file in files):
+            return None
+        checksums = {file: self._checksums[file] for file in files}
+        return Base(self._change_id, self._epoch, pieces, checksums)
 
     def close(self) -> None:
+        """Save, and close the index. Has no effect the second time."""
         self._filling.stop()
+        if self._closed:
+            return
+        self._closed = True
+        if self._change_id >= 0:
+            with contextlib.suppress(OSError):  # the next start fills it
+                self.save()
         self.changes.close()
         with self._lock:
             self._db.close()
@@ -212,14 +287,14 @@ class Mirror:
                 self._refresh_annotations()
             for name in stale & SMALL.keys():
                 self._refresh_small(name)
-            for name in stale:
+            for name in stale - ({"trajectories", "steps"} if self._lost else set()):
                 self._seen[name] = seen
         finally:
             self._db.execute("ROLLBACK")
 
     def _refresh_trajectories(self) -> None:
-        change_id, epoch = counters(self._db)
-        if epoch != self._epoch:
+        change_id, epoch, forgotten = counters(self._db)
+        if epoch != self._epoch or forgotten > self._change_id >= 0:
             self._change_id, self._epoch = -1, epoch
             for number in list(self._pieces["trajectories"]):
                 self._put("trajectories", number, [], None)
@@ -231,12 +306,16 @@ class Mirror:
         )
         dirty = {int(number) for (number,) in changed} | self._lost
         dirty |= self._pieces_with_removals(self._change_id)
-        self._lost = set()
-        for number in sorted(dirty):
-            bounds = (number * PIECE, number * PIECE + PIECE - 1)
-            rows = self._db.execute(TRAJECTORIES, bounds).fetchall()
-            self._put("trajectories", number, rows, None)
-        self._change_id = change_id
+        self._lost, self._change_id = dirty, change_id
+        for number in sorted(dirty)[:AT_ONCE]:
+            self._put("trajectories", number, self._read_piece(number), None)
+            self._lost.discard(number)
+
+    def _read_piece(self, number: int) -> list[tuple[Any, ...]]:
+        """The rows of a piece of `trajectories`: nothing else of them comes from the index, but
+        their locations (manifest_columns.py)."""
+        bounds = (number * PIECE, number * PIECE + PIECE - 1)
+        return self._db.execute(TRAJECTORIES, bounds).fetchall()
 
     def _pieces_with_removals(self, change_id: int) -> set[int]:
         """Pieces from which evicted rows were removed since the last refresh.
@@ -297,9 +376,10 @@ class Mirror:
         """Check only pieces with a run that had a heartbeat: points never arrive without one
         (server/routes/run_metrics.py), and finished runs do not change."""
         pieces = self._pieces["metrics"]
-        heard: dict[int, list[tuple[int, float, float]]] = {}
+        heard: dict[int, tuple[tuple[int, float, float], ...]] = {}
         for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):
-            heard.setdefault(row[0] // RUNS_PER_PIECE, []).append(row)
+            number = row[0] // RUNS_PER_PIECE
+            heard[number] = (*heard.get(number, ()), row)
         for number in pieces.keys() - heard.keys():
             if pieces[number].path is not None:
                 self._put("metrics", number, [], None)
@@ -309,7 +389,7 @@ class Mirror:
                 continue
             low = number * RUNS_PER_PIECE
             bounds = (low, low + RUNS_PER_PIECE - 1)
-            which = [(pk, created_at) for pk, created_at, _ in runs]
+            which = tuple((pk, created_at) for pk, created_at, _ in runs)
             content = (which, self._db.execute(METRIC_SUMS, bounds).fetchone())
             if old is not None and old.stamp is not None and old.stamp[1] == content:
                 old.stamp = (runs, content)
@@ -339,7 +419,7 @@ class Mirror:
         checksums = dict(self._checksums)
         for number in fresh:
             path = f"annotations/{files[number]}"
-            pieces[number] = _Piece(path, files[number])
+            pieces[number] = Piece(path, files[number])
             row = self._db.execute("SELECT checksums FROM annotations WHERE pk = ?", (number,))
             checksums[path] = row.fetchone()[0]
         self._checksums = checksums
@@ -360,17 +440,17 @@ class Mirror:
             gone = {file for file in (old.path, old.locations) if file is not None}
             self._garbage += [(time.monotonic(), file) for file in gone]
             self._forget_checksums(gone)
-        piece = pieces[number] = _Piece(None, stamp)
+        piece = pieces[number] = Piece(None, stamp)
         if rows:
             self._written += 1
             columns = dict(zip([n for n, _ in TABLES[table]], zip(*rows, strict=True), strict=True))
-            name = f"{table}_{number}_{self._written}.parquet"
+            name = f"{table}_{number}_{self._names}{self._written:x}.parquet"
             piece.path = self._write(name, _parquet(TABLES[table], columns))
             if table == "trajectories":
                 piece.seqs = _seqs(columns["dataset"], columns["seq"])
                 bounds = (number * PIECE, number * PIECE + PIECE - 1)
                 locations = read_columns(self._db, _OF_PIECE, *bounds)
-                name = f"locations_{number}_{self._written}.arrow"
+                name = f"locations_{number}_{self._names}{self._written:x}.arrow"
                 piece.locations = self._write(name, _arrow(locations))
         self._pieces[table] = dict(sorted(pieces.items()))
         self._version += 1
@@ -388,9 +468,24 @@ class Mirror:
 
     def _collect_garbage(self) -> None:
         limit = time.monotonic() - KEEP_SECONDS
-        while self._garbage and self._garbage[0][0] < limit:
-            _, path = self._garbage.pop(0)
-            (self._directory.parent / path).unlink(missing_ok=True)
+        if not self._garbage or self._garbage[0][0] >= limit:
+            return
+        garbage, self._garbage = self._garbage, []
+        for since, path in garbage:
+            if since >= limit or path in self._kept:
+                self._garbage.append((since, path))
+            else:
+                (self._directory.parent / path).unlink(missing_ok=True)
+
+
+def _layout() -> str:
+    """Of the pieces that a base keeps: their sizes and columns, and how they are read."""
+    made_of = (
+        *(PIECE, RUNS_PER_PIECE, TRAJECTORIES, METRICS, METRIC_SUMS, VERSION_TRAJECTORIES),
+        *(TABLES[name] for name in KEPT),
+        str(SCHEMA),
+    )
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()
 
 
 def _seqs(datasets: Iterable[str], seqs: Iterable[int]) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Bulk insert: thousands of trajectories become visible in one transaction, all or none.
 
-    pending marker → shard file (temp, fsync, rename)     once per shard, not yet in the index
+    pending marker → shard file (temp, fsync, rename), its rows staged      once per shard
       → one transaction: dataset if new, shards, rows, totals, eviction → markers removed
 
 The marker (uploads/<shard>.pending) is durable before its shard exists: after a crash, the next
@@ -11,9 +11,11 @@ to segments: the source file is the durable copy until the commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
+import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -22,16 +24,18 @@ from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, reserve_seqs, row_of
-from server.ingest.seal import NewShard, insert_shard_row, new_shard
+from server.ingest.seal import insert_shard_values, new_shard, shard_values
+from server.ingest.staged_rows import StagedRows
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
 from server.settings import Settings
-from server.storage.shards import Entry
 from server.storage.store import Store, new_name
 from stepwell.codec import to_batch
 from stepwell.failpoints import failpoint
 
 FOLDER, SUFFIX = "uploads", ".pending"
+MOST_IN_SHARD = 16_384
+"""Trajectories that wait in memory for their shard; each takes about 3 kB beside its arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,11 @@ class BulkInsert:
     _next: int = 0
     _group: list[ValidTrajectory] = field(default_factory=list)
     _bytes: int = 0
-    _shards: list[NewShard] = field(default_factory=list)
+    _shards: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of the index; those of their trajectories are staged, a block for each shard."""
+    _staged: StagedRows = field(init=False)
+    _stored: int = 0
+    _steps: int = 0
     _marks: list[str] = field(default_factory=list)
     _duplicates: int = 0
     _evicted: int = 0
@@ -76,6 +84,7 @@ class BulkInsert:
             if first is None:
                 raise _changed(self.dataset.name)
             self._next = first
+        self._staged = StagedRows(self.store.scratch_path("rows"))
 
     def add(self, items: list[ValidTrajectory]) -> None:
         """Write new trajectories into shards; skips those already stored. Raises 409."""
@@ -86,7 +95,8 @@ class BulkInsert:
             if there is None:
                 self._group.append(item)
                 self._bytes += item.trajectory.nbytes
-                if self._bytes >= self.settings.shard_bytes:
+                full = self._bytes >= self.settings.shard_bytes
+                if full or len(self._group) == MOST_IN_SHARD:
                     self._write()
             elif there.digest != item.digest:
                 raise ProblemError(
@@ -113,12 +123,13 @@ class BulkInsert:
             self._insert(connection, pk, now)
             failpoint("import.before_commit")
         failpoint("import.after_commit")
+        self._staged.remove()
         self._forget_marks()
-        entries = [entry for shard in self._shards for entry in shard.entries]
-        return BulkResult(len(entries), _steps(entries), self._duplicates, self._evicted)
+        return BulkResult(self._stored, self._steps, self._duplicates, self._evicted)
 
     def abandon(self) -> None:
         """Remove what was written; has no effect after a commit."""
+        self._staged.remove()
         for shard_id in self._marks:
             _undo(self.db, self.store, shard_id)
         self._marks = []
@@ -143,29 +154,18 @@ class BulkInsert:
         return pk
 
     def _insert(self, connection: Connection, pk: int, now: float) -> None:
-        entries = [entry for shard in self._shards for entry in shard.entries]
-        ids = [entry.id for entry in entries]
-        if find_known(connection, ids):
-            raise ProblemError(
-                409,
-                "conflict",
-                "the same file was imported at the same time; see that import's job instead",
-            )
         change_id = next_change_id(connection)
-        for shard in self._shards:
-            shard_pk = insert_shard_row(connection, shard, pk, now)
-            rows = [
-                row_of(entry, pk, entry.seq, change_id, self.dataset.spec.env)
-                | {
-                    "state": "sealed",
-                    "shard_pk": shard_pk,
-                    "traj_idx": number,
-                    "row_start": entry.row_start,
-                }
-                for number, entry in enumerate(shard.entries)
-            ]
-            insert_rows(connection, rows)
-        counted = {"trajectories": len(ids), "steps": _steps(entries)}
+        for shard, rows in zip(self._shards, self._staged.blocks(), strict=True):
+            if find_known(connection, [row["id"] for row in rows]):
+                raise ProblemError(
+                    409,
+                    "conflict",
+                    "the same file was imported at the same time; see that import's job instead",
+                )
+            shard_pk = insert_shard_values(connection, shard, pk, now)
+            common = {"dataset_pk": pk, "shard_pk": shard_pk, "change_id": change_id}
+            insert_rows(connection, [row | common for row in rows])
+        counted = {"trajectories": self._stored, "steps": self._steps}
         write_audit(connection, self.who, "trajectories.import", self.dataset.name, **counted)
         evict_over_capacity(connection, pk, change_id)
 
@@ -178,23 +178,33 @@ class BulkInsert:
         self._marks.append(shard_id)
         now = time.time()
         entries = [
-            replace(entry_of(item, self.partition, now), seq=seq)
+            entry_of(item, self.partition, now).having(seq=seq)
             for seq, item in enumerate(group, self._next)
         ]
         self._next += len(group)
-        batches = (to_batch(i.trajectory, self.dataset.spec, self.dataset.schema) for i in group)
-        self._shards.append(
-            new_shard(self.store, self.dataset, entries, batches, [], None, shard_id)
+        batches = (self._batch(item) for item in group)
+        shard = new_shard(self.store, self.dataset, entries, batches, [], None, shard_id)
+        env = self.dataset.spec.env
+        self._staged.add(
+            [
+                row_of(entry, 0, entry.seq, 0, env)
+                | {"state": "sealed", "traj_idx": number, "row_start": entry.row_start}
+                for number, entry in enumerate(shard.entries)
+            ]
         )
+        self._shards.append(shard_values(shard))
+        self._stored += len(group)
+        self._steps += sum(entry.rows - 1 for entry in entries)
+
+    def _batch(self, item: ValidTrajectory) -> pa.RecordBatch:
+        if item.message is not None:  # as we would write it
+            return pa.ipc.read_record_batch(pa.py_buffer(item.message), self.dataset.schema)
+        return to_batch(item.trajectory, self.dataset.spec, self.dataset.schema)
 
     def _forget_marks(self) -> None:
         for shard_id in self._marks:
             self.store.delete(FOLDER, shard_id + SUFFIX)
         self._marks = []
-
-
-def _steps(entries: Sequence[Entry]) -> int:
-    return sum(entry.rows - 1 for entry in entries)
 
 
 def check_room(settings: Settings, store: Store) -> None:

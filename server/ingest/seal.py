@@ -226,7 +226,7 @@ class Sealer:
                 damaged.append(row.id)
                 continue
             records.append(record)
-            entries.append(replace(record.entry, seq=row.seq, partition=row.partition))
+            entries.append(record.entry.having(seq=row.seq, partition=row.partition))
             pks.append(row.pk)
         if not entries:
             return None
@@ -327,28 +327,32 @@ def insert_shard_row(
     connection: Connection, shard: NewShard, dataset_pk: int | None, created_at: float
 ) -> int:
     """The shard's own row; returns its key."""
+    return insert_shard_values(connection, shard_values(shard), dataset_pk, created_at)
+
+
+def insert_shard_values(
+    connection: Connection, values: dict[str, Any], dataset_pk: int | None, created_at: float
+) -> int:
+    statement = sa.insert(shards).values(**values, dataset_pk=dataset_pk, created_at=created_at)
+    return int(connection.execute(statement.returning(shards.c.pk)).scalar_one())
+
+
+def shard_values(shard: NewShard) -> dict[str, Any]:
+    """The columns of the shard's row that its file gives."""
     seqs = [entry.seq for entry in shard.entries]
-    return int(
-        connection.execute(
-            sa.insert(shards)
-            .values(
-                id=shard.id,
-                dataset_pk=dataset_pk,
-                partition=shard.partition,
-                state="live",
-                sha256=shard.file.sha256,
-                bytes=shard.file.bytes,
-                checksums=shard.file.checksums,
-                verified_at=time.time(),
-                rows=sum(entry.rows for entry in shard.entries),
-                trajectories=len(shard.entries),
-                seq_min=min(seqs),
-                seq_max=max(seqs),
-                created_at=created_at,
-            )
-            .returning(shards.c.pk)
-        ).scalar_one()
-    )
+    return {
+        "id": shard.id,
+        "partition": shard.partition,
+        "state": "live",
+        "sha256": shard.file.sha256,
+        "bytes": shard.file.bytes,
+        "checksums": shard.file.checksums,
+        "verified_at": time.time(),
+        "rows": sum(entry.rows for entry in shard.entries),
+        "trajectories": len(shard.entries),
+        "seq_min": min(seqs),
+        "seq_max": max(seqs),
+    }
 
 
 def _seal_problem(error: BaseException) -> ProblemError:

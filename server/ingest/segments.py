@@ -265,7 +265,7 @@ class SegmentFile:
         if zlib.crc32(data[offset + 8 : end]) != crc:
             return None
         body_at = offset + _WORDS.size + head_length
-        head = json.loads(bytes(data[offset + _WORDS.size : body_at]))
+        head = orjson.loads(memoryview(data)[offset + _WORDS.size : body_at])  # which wrote it
         return Record(head, data.slice(body_at, end - body_at), offset, end)
 
 

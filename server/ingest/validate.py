@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from server.ingest.bulk_validate import GROUP, GROUP_BYTES, SHORT_ROWS, Batch, from_batches
 from server.ingest.dataset_registry import RegisteredDataset
 from server.problems import ProblemError
 from server.storage.shards import Entry
-from stepwell.codec import HEADER_KEY, TrajectoryStream, from_batch, is_canonical
+from stepwell.codec import HEADER_KEY, TrajectoryStream, from_batch, is_canonical, shapes_of
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.messages import Problem
+from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec, space_to_json
 from stepwell.trajectory import Trajectory
 
@@ -49,7 +51,7 @@ def read_body(
     try:
         stream = TrajectoryStream(data)
         check_layout(dataset, stream.spec)
-        yield from _items(stream, dataset.spec)
+        yield from _items(stream, dataset)
     except CodecError as error:
         raise ProblemError(
             422, "invalid_stream", str(error), expected=error.expected, got=error.got
@@ -57,19 +59,44 @@ def read_body(
 
 
 def _items(
-    stream: TrajectoryStream, spec: EnvSpec
+    stream: TrajectoryStream, dataset: RegisteredDataset
 ) -> Iterator[ValidTrajectory | RefusedTrajectory]:
-    for number, (batch, metadata, message) in enumerate(stream.messages(), 1):
-        if number > MAX_ITEMS:
+    shapes, count = shapes_of(arrow_schema(dataset.spec)), 0
+    for group in _groups(stream.messages()):
+        count += len(group)
+        if count > MAX_ITEMS:
             raise CodecError("too many trajectories in one body", expected=f"≤ {MAX_ITEMS}")
-        try:
-            trajectory = from_batch(batch, metadata, spec)
-            trajectory.check(spec)
-        except InvalidTrajectory as error:
-            yield RefusedTrajectory(_claimed_id(metadata), problem_of(error))
-            continue
-        kept = message if is_canonical(batch, metadata, message) else None
-        yield ValidTrajectory(trajectory, trajectory.digest, kept)
+        together = from_batches(group, dataset.spec) if len(group) > 1 else None
+        for place, (batch, metadata, message) in enumerate(group):
+            try:
+                if together is not None:
+                    trajectory = together[place]
+                else:
+                    trajectory = from_batch(batch, metadata, dataset.spec)
+                    trajectory.check(dataset.spec)
+            except InvalidTrajectory as error:
+                yield RefusedTrajectory(_claimed_id(metadata), problem_of(error))
+                continue
+            kept = message if is_canonical(batch, metadata, message, shapes) else None
+            yield ValidTrajectory(trajectory, trajectory.digest, kept)
+
+
+def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+    """Short trajectories in groups that are checked together; every other alone."""
+    group: list[Batch] = []
+    size = 0
+    for one in batches:
+        short = one[0].num_rows <= SHORT_ROWS and len(one[2]) <= GROUP_BYTES // 16
+        if group and (not short or size + len(one[2]) > GROUP_BYTES or len(group) == GROUP):
+            yield group
+            group, size = [], 0
+        if short:
+            group.append(one)
+            size += len(one[2])
+        else:
+            yield [one]
+    if group:
+        yield group
 
 
 def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from server.index.annotation_rows import drop_annotations
 from server.index.db import SERVICE, Database, count_audit, next_change_id
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.mirror_base import forget_tombstones
 from server.index.tables import (
     leases,
     runs,
@@ -46,11 +47,12 @@ def apply_retention(settings: Settings, db: Database, store: Store, now: float) 
     _retire(db, now)
     _mark_for_deletion(db, now, settings.shard_grace)
     count = delete_marked(db, store)
-    for table, column, age in (
-        (tombstones, tombstones.c.evicted_uptime, settings.tombstone_days * 86_400.0),
-        (leases, leases.c.expires_uptime, KEEP_LEASES),
-    ):
-        _write_if_any(db, sa.delete(table).where(column < now - age), column < now - age)
+    late = tombstones.c.evicted_uptime < now - settings.tombstone_days * 86_400.0
+    if _any(db, tombstones, late):
+        with db.write() as connection:
+            forget_tombstones(connection, late)
+    ended = leases.c.expires_uptime < now - KEEP_LEASES
+    _write_if_any(db, sa.delete(leases).where(ended), ended)
     _delete_old_snapshots(db, store, now - settings.snapshot_days * 86_400.0)
     return count
 
@@ -111,12 +113,15 @@ def _mark_for_deletion(db: Database, now: float, grace: float) -> None:
 
 def _write_if_any(db: Database, statement: sa.Update | sa.Delete, where: Any) -> None:
     """Read first: a write costs an fsync, and most rounds find nothing to do."""
+    if _any(db, statement.table, where):
+        with db.write() as connection:
+            connection.execute(statement)
+
+
+def _any(db: Database, table: Any, where: Any) -> bool:
     with db.read() as connection:
-        found = sa.exists(sa.select(sa.true()).select_from(statement.table).where(where))
-        if not connection.execute(sa.select(found)).scalar():
-            return
-    with db.write() as connection:
-        connection.execute(statement)
+        found = sa.exists(sa.select(sa.true()).select_from(table).where(where))
+        return bool(connection.execute(sa.select(found)).scalar())
 
 
 def _delete_rows(connection: Connection, pk: int, now: float) -> None:

@@ -60,11 +60,16 @@ DESCRIPTIONS = {
 }
 
 
-def catalog(state: MirrorState) -> dict[str, Any]:
-    """The whole surface in the worker's format (plain JSON)."""
+def catalog(state: MirrorState, known: MirrorState | None = None) -> dict[str, Any]:
+    """The whole surface in the worker's format (plain JSON); what changed since `known`, if given.
+
+    `merged` applies changes.
+    """
     return {
         "tables": {
-            name: {"columns": TABLES[name], "files": files} for name, files in state.tables.items()
+            name: {"columns": TABLES[name], "files": files}
+            for name, files in state.tables.items()
+            if known is None or files != known.tables.get(name)
         },
         "datasets": {
             name: {
@@ -74,9 +79,18 @@ def catalog(state: MirrorState) -> dict[str, Any]:
                 "excluded": state.excluded.get(name, []),
             }
             for name, spec in state.specs.items()
+            if known is None or _dataset(state, name) != _dataset(known, name)
         },
+        "whole": known is None,
+        "gone": [] if known is None else [name for name in known.specs if name not in state.specs],
         "common": COMMON,
     }
+
+
+def _dataset(state: MirrorState, name: str) -> tuple[Any, ...]:
+    """What its entry is made of."""
+    parts = (state.specs, state.shards, state.most_rows, state.excluded)
+    return tuple(part.get(name) for part in parts)
 
 
 def describe(state: MirrorState) -> QuerySchema:
@@ -100,7 +114,7 @@ def describe(state: MirrorState) -> QuerySchema:
     return QuerySchema(tables=tables)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def step_columns(spec_json: str) -> list[tuple[str, str, str]]:
     """(name, SQL type, expression over a shard's row `s` and its trajectory `t`) of `steps`."""
     spec = EnvSpec.from_json(json.loads(spec_json))

@@ -48,6 +48,8 @@ class CheckedQuery:
     """The statement without its semicolon."""
     tables: frozenset[tuple[str, str]]
     """(schema, table) of every table reference, in lower case."""
+    tree: Any = None
+    """DuckDB's syntax tree."""
 
     def wrapped(self, limit: int) -> str:
         """As a subquery: anything but a query is a syntax error there."""
@@ -69,7 +71,8 @@ def check(sql: str, parser: duckdb.DuckDBPyConnection) -> CheckedQuery:
     again: list[Any] = list(parser.extract_statements(f"SELECT * FROM (\n{text}\n) AS q LIMIT 1"))
     if len(again) != 1 or again[0].type != duckdb.StatementType.SELECT:
         raise NotAllowed("only a plain SELECT can be run", got="several statements in one")
-    return CheckedQuery(text, frozenset(_tables(tree_of(text, parser))))
+    tree = tree_of(text, parser)
+    return CheckedQuery(text, frozenset(_tables(tree)), tree)
 
 
 def _without_semicolon(sql: str) -> str:

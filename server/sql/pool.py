@@ -314,15 +314,14 @@ class SqlPool:
         header: dict[str, Any] | None = None
         kept = False
         try:
-            if state is not None and worker.catalog_version != state.version:
-                request = {**request, "catalog": catalog(state)}
-                request |= _checksums_for(worker, state)
+            known, worker.known = worker.known, None  # unknown until it has answered
+            if state is not None and (known is None or known.version != state.version):
+                request = {**request, "catalog": catalog(state, known)}
+                request |= _checksums_for(known, state)
             seconds = max(0.0, deadline - time.monotonic())
             request = {**request, "seconds": seconds}
             header, payload = worker.ask(request, deadline + GRACE, count_bytes, rows)
-            if state is not None:
-                worker.catalog_version = state.version
-                worker.checksums = state.checksums
+            worker.known = known if state is None else state
             kept = bool(header["ok"])
             return header, payload
         except DeadlineExceeded:
@@ -437,13 +436,13 @@ def _check_json(sql: str, params: Any) -> None:
         ) from None
 
 
-def _checksums_for(worker: WorkerProcess, state: MirrorState) -> dict[str, Any]:
-    """Checksums of files new to the worker, and the names of files that it can drop."""
-    known, wanted = worker.checksums, state.checksums
-    fresh = {file: sums for file, sums in wanted.items() if known.get(file) is not sums}
+def _checksums_for(known: MirrorState | None, state: MirrorState) -> dict[str, Any]:
+    """Checksums of files new to a worker that has `known`, and the files that it can drop."""
+    old = {} if known is None else known.checksums
+    fresh = {file: sums for file, sums in state.checksums.items() if old.get(file) is not sums}
     return {
         "checksums": {file: base64.b64encode(sums).decode() for file, sums in fresh.items()},
-        "forget": [file for file in known if file not in wanted],
+        "forget": [file for file in old if file not in state.checksums],
     }
 
 

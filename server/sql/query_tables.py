@@ -10,6 +10,20 @@ RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", 
 """Schema names that DuckDB reserves: for such a dataset set `dataset` in the request."""
 
 
+def merged(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The catalog after these changes (server/sql/catalog.py)."""
+    if changes["whole"]:
+        return changes
+    gone = set(changes["gone"])
+    datasets = {n: entry for n, entry in known["datasets"].items() if n not in gone}
+    return {
+        "tables": {**known["tables"], **changes["tables"]},
+        # Sorted by name, as all at once are: the first of equals gives `steps` its columns.
+        "datasets": dict(sorted((datasets | changes["datasets"]).items())),
+        "common": changes["common"],
+    }
+
+
 def make_tables(
     connection: Any,
     wanted: frozenset[tuple[str, str]],
@@ -17,10 +31,12 @@ def make_tables(
     request: dict[str, Any],
     *,
     numbered: bool = False,
+    only_steps: frozenset[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Create the tables that the query names, allow exactly their files, then lock the settings.
 
     `numbered`: the `id` of a trajectory is its `_pk`, so that text is neither read nor joined.
+    `only_steps`: datasets of which bare `steps` can return rows (dataset_filter.py); None for all.
     Returns the damaged files that are left out of the steps that it names.
     """
     names = {name for schema, name in wanted if schema in ("", "main")}
@@ -31,7 +47,9 @@ def make_tables(
     chosen = {
         name: entry
         for name, entry in catalog["datasets"].items()
-        if name in schemas or (bare and dataset in (None, name))
+        if name in schemas
+        or (bare and name == dataset)
+        or (bare and dataset is None and (only_steps is None or name in only_steps))
     }
     if chosen or request["form"] == "rows" or "annotations" in tables:
         # First: annotations are those of living trajectories.
@@ -61,7 +79,12 @@ def make_tables(
                 f"CREATE VIEW {quoted(name)}.steps AS SELECT * FROM main.{views[name]}"
             )
     if bare:
-        connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
+        if dataset in views:
+            bare_steps = f"SELECT * FROM {views[dataset]}"
+        else:
+            possible = chosen.keys() if only_steps is None else chosen.keys() & only_steps
+            bare_steps = _bare_steps([chosen[name] for name in sorted(possible)], catalog)
+        connection.execute(f"CREATE VIEW steps AS {bare_steps}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return [
@@ -95,23 +118,17 @@ def _steps_sql(entry: dict[str, Any]) -> str:
     )
 
 
-def _bare_steps(
-    chosen: dict[str, Any], views: dict[str, str], catalog: dict[str, Any], dataset: str | None
-) -> str:
-    """One dataset's steps, or the columns that all datasets with data have in common."""
-    if dataset in views:
-        return f"SELECT * FROM {views[dataset]}"
-    full = [entry for entry in chosen.values() if entry["files"]]
+def _bare_steps(chosen: list[dict[str, Any]], catalog: dict[str, Any]) -> str:
+    """Steps of `chosen`, with the columns that all datasets with data have in common."""
+    common = _common_columns(catalog)
+    full = [entry for entry in chosen if entry["files"]]
     if not full:
-        return _empty(catalog["common"])
+        return _empty(common)
     full.sort(key=lambda entry: -entry["most_rows"])
-    first, *others = [
-        {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full
-    ]
-    common = [column for column in first if all(column in other for other in others)]
     # One scan of all files, not one per dataset: a GROUP BY takes megabytes for every scan.
     scans: dict[tuple[str, ...], list[str]] = {}
-    for columns, entry in zip((first, *others), full, strict=True):
+    for entry in full:
+        columns = {(name, kind): expr for name, kind, expr in entry["columns"]}
         scans.setdefault(tuple(columns[c] for c in common), []).extend(entry["files"])
     return " UNION ALL ".join(
         _steps_sql(
@@ -122,6 +139,18 @@ def _bare_steps(
         )
         for exprs, files in scans.items()
     )
+
+
+def _common_columns(catalog: dict[str, Any]) -> list[tuple[str, str]]:
+    """In the order of the dataset whose first shard has the most rows."""
+    full = [entry for entry in catalog["datasets"].values() if entry["files"]]
+    if not full:
+        return [(name, kind) for name, kind in catalog["common"]]
+    first = max(full, key=lambda entry: entry["most_rows"])
+    columns = [(name, kind) for name, kind, _ in first["columns"]]
+    # Most datasets have one of a few layouts.
+    layouts = {tuple((name, kind) for name, kind, _ in entry["columns"]) for entry in full}
+    return [column for column in columns if all(column in layout for layout in layouts)]
 
 
 def where_dataset(only: str | None) -> str:

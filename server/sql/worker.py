@@ -13,8 +13,8 @@ worker_handle.py kills it if that fails.
               {ok: false, code, detail, expected, got}
               {ok: false, damaged: [files]}           no result: some bytes fail their checksums
 
-`catalog` describes the tables (server/sql/catalog.py); it stays valid until the next one, like
-`checksums`. DuckDB does not verify Parquet checksums, so it reads through checked_files.py.
+`catalog` describes the tables that changed since the last one (server/sql/catalog.py), `checksums`
+those of new files. DuckDB does not verify Parquet checksums, so it reads through checked_files.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any, TypeAlias
 from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 from server.sql import query_tables
+from server.sql.dataset_filter import named_datasets
 from stepwell._sql import quoted
 
 ADDRESS_SPACE = 3 << 30
@@ -85,7 +86,8 @@ def main(argv: list[str]) -> int:
     _limit_data(_memory(statm)[1] + available)
     while (frame := read_frame(stdin)) is not None:
         request, rows = frame
-        catalog = request.get("catalog") or catalog
+        if (changes := request.get("catalog")) is not None:
+            catalog = query_tables.merged(catalog, changes)
         files.learn(request.get("checksums") or {}, forget=request.get("forget") or ())
         request["max_bytes"] = min(int(request["max_bytes"]), available // 2)
         signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
@@ -135,7 +137,10 @@ def _answer(
         allowed = check(request["sql"], parser)
         if request["form"] == "rows":
             return _select(request, rows, allowed, catalog, parser, connection, began)
-        excluded = query_tables.make_tables(connection, allowed.tables, catalog, request)
+        only = named_datasets(allowed.tree, request.get("params"))
+        excluded = query_tables.make_tables(
+            connection, allowed.tables, catalog, request, only_steps=only
+        )
         header, payload = _run(connection, allowed, request, excluded, began)
         header["excluded"] = excluded
         header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
@@ -232,7 +237,14 @@ def _select(
     columns = selected_rows.columns_of(allowed.text, parser, frozenset(request["known"]))
     only, numbered = request.get("only"), columns is not None
     if not rows:
-        query_tables.make_tables(connection, allowed.tables, catalog, request, numbered=numbered)
+        query_tables.make_tables(
+            connection,
+            allowed.tables,
+            catalog,
+            request,
+            numbered=numbered,
+            only_steps=named_datasets(allowed.tree, None),
+        )
     elif numbered:
         selected_rows.make_changes(connection, rows, only)
     else:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from server.index.mirror import MirrorState
 from server.pipe_frames import FrameReader, frame_head, last_words, memory_of, stderr_pipe
 from server.sandbox import environment
 
@@ -55,9 +56,8 @@ class WorkerProcess:
     """One child process, used by one query at a time. `share` is its memory limit."""
 
     def __init__(self, data: Path, share: int, *, nice: bool = False):
-        self.catalog_version = -1
-        self.checksums: Mapping[str, bytes] = {}
-        """Files whose checksums it has."""
+        self.known: MirrorState | None = None
+        """The state of the mirror whose catalog and checksums it has; None if that is not known."""
         self.layers: dict[str, bool] = {}
         self.share = share
         self._spent = False

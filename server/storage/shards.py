@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,10 @@ class Entry:
         # Not dataclasses.asdict: its deep copy of headers takes ten times as long as all the rest.
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def having(self, **changes: Any) -> Entry:
+        """Like dataclasses.replace, in a fifth of its time."""
+        return Entry(**(self.to_json() | changes))
+
 
 @dataclass(frozen=True, slots=True)
 class Footer:
@@ -119,15 +123,16 @@ def write_shard(
             rows = size = 0
 
         for entry, batch in zip(entries, batches, strict=True):
-            assert entry.rows == batch.num_rows, "entry and batch differ in length"
+            count = batch.num_rows
+            assert entry.rows == count, "entry and batch differ in length"
             nbytes = batch.nbytes
-            if group and (rows + entry.rows > group_rows or size + nbytes > group_bytes):
+            if group and (rows + count > group_rows or size + nbytes > group_bytes):
                 close_group()
             group.append(batch)
-            rows += entry.rows
+            rows += count
             size += nbytes
-            placed.append(replace(entry, row_start=row))
-            row += entry.rows
+            placed.append(entry.having(row_start=row))
+            row += count
         close_group()
         table = json.dumps([entry.to_json() for entry in placed], separators=(",", ":"))
         described = {

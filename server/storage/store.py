@@ -154,6 +154,10 @@ class Store:
         sync_directory(path.parent)
         return path
 
+    def scratch_path(self, name: str) -> Path:
+        """A path for a temporary file; whatever is left of it, the next start removes."""
+        return self.root / "tmp" / f"{uuid_utils.uuid7()}-{name}"
+
     def clear_tmp(self) -> int:
         """Remove unfinished files of a crash. Only while nothing else writes."""
         leftovers = list((self.root / "tmp").iterdir())

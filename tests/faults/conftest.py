@@ -7,6 +7,7 @@ acknowledged is lost, nothing is there twice, and what was not answered may be s
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepwell.errors import StepwellError
 from stepwell.messages import ARROW, GIF
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.mirrors import content, fresh
 
 SPEC = make_spec(observation=3, action=1)
 KEPT, RING, RING_SIZE = "kept", "ring", 4
@@ -34,6 +36,7 @@ EAGER = {
     "STEPWELL_SHARD_GRACE": "0",
     "STEPWELL_COMPACT_AFTER": "0",
     "STEPWELL_MAINTENANCE_INTERVAL": "0.1",
+    "STEPWELL_MIRROR_INTERVAL": "0.05",
     "STEPWELL_SQL_WORKERS": "1",
 }
 """Maintenance that does at once what it would do in an hour."""
@@ -237,6 +240,15 @@ def judge(app: TestClient, ledger: Ledger) -> None:
     assert imported.status_code == 200 or not ledger.imports
 
 
+def judge_mirror(app: TestClient) -> None:
+    """The mirror, which went on from a base if there was one, says what the index says."""
+    service: Any = app.app.state.service  # type: ignore[attr-defined]
+    service.ingest.flush()  # nothing changes any more
+    with tempfile.TemporaryDirectory() as folder:
+        with fresh(service.settings.index_file, Path(folder) / "mirror") as wanted:
+            assert content(service.mirror) == content(wanted)
+
+
 def judge_versions(app: TestClient, ledger: Ledger) -> None:
     """Every acknowledged version is there, whole and protected; no other, but the doubtful."""
     url = f"/v1/datasets/{KEPT}"
@@ -286,5 +298,6 @@ def reopen() -> Callable[[Path, Ledger], None]:
         settings = Settings(data=data, sql_workers=0, maintenance_interval=0)
         with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
             judge(app, ledger)
+            judge_mirror(app)
 
     return run

@@ -291,7 +291,7 @@ def test_a_start_sweeps_what_was_never_committed_and_keeps_what_was(
     live.service.store.put(FOLDER, "upload.bin", b"no mark")
     assert len(files(live)) == 2 and len(marks(live)) == 3
     assert sweep_pending(live.service.db, live.service.store) == 1
-    assert files(live) == [f"{kept._shards[0].id}.parquet"]
+    assert files(live) == [f"{kept._shards[0]['id']}.parquet"]
     assert marks(live) == ["upload.bin"]
     assert sweep_pending(live.service.db, live.service.store) == 0
 
@@ -339,3 +339,59 @@ def test_posts_beside_an_import_take_other_numbers(live: Any) -> None:
     one.commit(None)
     assert answers == [("stored", 11)]
     assert sorted(row["seq"] for row in live.listing()) == [1, 2, 11]
+
+
+def test_rows_wait_in_a_file_and_not_in_memory(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an import holds does not grow with the number of its trajectories."""
+    live = start(shard_bytes=2 * items(1)[0].trajectory.nbytes)
+    live.create()
+    inserted: list[int] = []
+    insert = module.insert_rows
+
+    def seen(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        inserted.append(len(rows))
+        insert(connection, rows)
+
+    monkeypatch.setattr(module, "insert_rows", seen)
+    one = bulk(live, 9)
+    one.add(items(9))
+    (staged,) = (live.data / "tmp").iterdir()
+    assert staged.name.endswith("-rows") and staged.stat().st_size > 8 * 200
+    assert all("entries" not in shard and len(shard["checksums"]) == 4 for shard in one._shards)
+    one.commit(None)
+    assert inserted == [2, 2, 2, 2, 1]
+    assert not list((live.data / "tmp").iterdir())
+    other = bulk(live, 4)
+    other.add(items(4, seed=50))
+    other.abandon()
+    assert not list((live.data / "tmp").iterdir()) and len(live.listing()) == 9
+    assert (one._stored, one._steps) == (9, 54)
+
+
+def test_a_shard_has_a_bounded_number_of_trajectories(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short ones take more memory as objects than they have bytes."""
+    monkeypatch.setattr(module, "MOST_IN_SHARD", 3)
+    live.create()
+    one = bulk(live, 8)
+    one.add(items(8))
+    assert [shard["trajectories"] for shard in one._shards] == [3, 3]
+    one.commit(None)
+    assert [shard["trajectories"] for shard in one._shards] == [3, 3, 2]
+    assert len(live.listing()) == 8
+
+
+def test_received_rows_are_written_as_they_came(live: Any) -> None:
+    """Where they are as our own writer makes them; others are made anew."""
+    live.create()
+    sent = [make_trajectory(SPEC, seed=s, terminated=s % 2 == 0) for s in range(6)]
+    dataset = live.service.ingest.registry.get("d")
+    found = list(read_body(encode(sent, SPEC), dataset))
+    assert all(isinstance(one, ValidTrajectory) and one.message is not None for one in found)
+    one = bulk(live, 6)
+    one.add(found)
+    one.commit(None)
+    assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server.index.tables import audit
+from server.index.db import find_pk
+from server.index.tables import audit, datasets, shards
 from server.ingest import pipeline
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
@@ -216,3 +217,56 @@ def test_what_is_not_there_is_404_in_one_shape(live: Any) -> None:
         assert response.status_code == 404, path
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["code"] == "not_found"
+
+
+def test_a_page_of_many_costs_as_many_statements_as_one_of_few(live: Any) -> None:
+    for number in range(12):
+        live.create(f"d{number:02}")
+        live.post([make_trajectory(SPEC, length=3 + number, seed=number)], f"d{number:02}")
+    live.flush("d00")
+    asked: list[str] = []
+
+    def see(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    sa.event.listen(live.service.db.engine, "before_cursor_execute", see)
+    try:
+        counts = []
+        for limit in (1, 12):
+            asked.clear()
+            page = live.http.get("/v1/datasets", params={"limit": limit}).json()
+            counts.append(len(asked))
+            assert len(page["items"]) == limit
+    finally:
+        sa.event.remove(live.service.db.engine, "before_cursor_execute", see)
+    assert counts[0] == counts[1]
+    assert page["items"] == [live.dataset(f"d{number:02}") for number in range(12)]
+    assert [one["fifo"]["steps"] for one in page["items"]] == list(range(3, 15))
+
+
+def test_each_of_a_page_has_what_is_its_own(live: Any) -> None:
+    """Totals, returns, unsealed, shards and damage of one dataset are not another's."""
+    live.create("empty")
+    for name, count in (("a", 2), ("b", 3)):
+        live.create(name)
+        live.post([make_trajectory(SPEC, seed=s) for s in range(count)], name)
+    live.flush("a")
+    unsealed = make_trajectory(SPEC, seed=50, purpose="eval")
+    live.post([unsealed], "b")
+    with live.service.db.write() as c:
+        c.execute(
+            sa.update(shards)
+            .where(shards.c.dataset_pk == find_pk(c, datasets, "a"))
+            .values(state="quarantined")
+        )
+    a, b, empty = live.http.get("/v1/datasets").json()["items"]
+    assert [one["name"] for one in (a, b, empty)] == ["a", "b", "empty"]
+    assert [(one["shards"], one["unsealed"]) for one in (a, b, empty)] == [(1, 0), (1, 1), (0, 0)]
+    assert [len(one["excluded"]) for one in (a, b, empty)] == [1, 0, 0]
+    assert (b["eval"]["steps"], a["eval"]["steps"]) == (5, 0)
+    assert empty["return_min"] is None and empty["stored_bytes"] == 0
+    files = {p.stat().st_size for p in live.data.glob("shards/*/*.parquet")}
+    assert {a["stored_bytes"], b["stored_bytes"]} == files
+    returns = [make_trajectory(SPEC, seed=s).total_reward for s in range(3)]
+    assert (a["return_min"], a["return_max"]) == (min(returns[:2]), max(returns[:2]))
+    assert b["return_max"] == max(*returns, unsealed.total_reward)

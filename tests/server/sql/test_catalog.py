@@ -10,6 +10,7 @@ import pytest
 from server.index.mirror import MirrorState
 from server.index.sql_tables import TABLES
 from server.sql import catalog
+from server.sql.query_tables import merged
 from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 DTYPES = {
@@ -160,7 +161,7 @@ def test_the_columns_of_steps() -> None:
 def test_the_columns_of_a_spec_are_kept() -> None:
     catalog.step_columns.cache_clear()
     assert catalog.step_columns(PLAIN) is catalog.step_columns(PLAIN)
-    assert catalog.step_columns.cache_info().maxsize == 256
+    assert catalog.step_columns.cache_info().maxsize == 4096
 
 
 def test_the_catalog_of_a_state() -> None:
@@ -198,6 +199,8 @@ def test_the_catalog_of_a_state() -> None:
                 "excluded": [("bad", 2)],
             },
         },
+        "whole": True,
+        "gone": [],
         "common": COMMON,
     }
     assert json.loads(json.dumps(found))["datasets"]["rich"]["excluded"] == [["bad", 2]]
@@ -266,3 +269,32 @@ def test_bare_steps_for_people() -> None:
     assert columns({"a": PLAIN, "b": ONE_ACTION, "c": RICH}) == COMMON
     assert columns({"a": PLAIN, "b": ONE_ACTION, "c": RICH}, "c") == with_observation
     assert columns({"a": PLAIN}, "a") == COMMON
+
+
+def test_changes_lead_from_any_state_to_any_other() -> None:
+    """Also back, as when an answer is given from an older state than the last."""
+    specs = {"a": PLAIN, "b": RICH, "c": ONE_ACTION}
+    states = [
+        MirrorState(1, {"metrics": ["m1"], "workers": []}, {}, {}),
+        MirrorState(2, {"metrics": ["m1"], "workers": ["w"]}, specs, {"a": ["x"], "b": ["y"]}),
+        MirrorState(3, {"metrics": [], "workers": ["w"]}, {"b": RICH}, {"b": ["y", "z"]}),
+        MirrorState(4, {"metrics": [], "workers": ["w"]}, {"b": PLAIN}, {"b": ["y", "z"]}),
+        MirrorState(
+            5,
+            {"metrics": ["m2"], "workers": ["w"]},
+            specs,
+            {"a": ["x"], "b": ["y"]},
+            excluded={"a": [("f", 1)]},
+            most_rows={"a": 9},
+        ),
+    ]
+    for before in states:
+        for after in states:
+            found = merged(catalog.catalog(before), catalog.catalog(after, before))
+            wanted = catalog.catalog(after)
+            assert {name: found[name] for name in ("tables", "datasets", "common")} == {
+                name: wanted[name] for name in ("tables", "datasets", "common")
+            }
+            assert list(found["datasets"]) == list(wanted["datasets"])
+    unchanged = catalog.catalog(states[4], states[4])
+    assert (unchanged["tables"], unchanged["datasets"], unchanged["gone"]) == ({}, {}, [])

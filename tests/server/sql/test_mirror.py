@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 from fastapi import Response
 
@@ -189,3 +190,41 @@ def test_the_shard_with_the_most_rows_comes_first(make_world: Callable[..., Any]
     (small, large, last) = sorted(state.shards["d"])
     assert state.shards["d"] == [large, small, last] and state.most_rows == {"d": 41}
     assert world.rows("select count(*) from steps") == [[sum(lengths) + 3]]
+
+
+def test_other_tables_do_not_wait_until_the_mirror_is_filled(
+    make_world: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """It is filled a few pieces at a time, and no state is told before all are written."""
+    monkeypatch.setattr(module, "PIECE", 2)
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    world = make_world(sql_workers=0)
+    world.create("d", SPEC)
+    world.post("d", [make_trajectory(SPEC, seed=s) for s in range(7)], seal=False)
+    mirror, read, looks = world.service.mirror, module.Mirror._read_piece, []
+
+    def slow(self: Any, number: int) -> Any:
+        looks.append(number)
+        return read(self, number)
+
+    def between(_seconds: float) -> None:
+        seen = mirror.state("select * from runs")  # would wait for the lock for ever
+        looks.append(sum(len(seen.tables[name]) for name in ("runs", "trajectories")))
+        world.post("d", [make_trajectory(SPEC, seed=100 + len(looks))], seal=False)
+
+    monkeypatch.setattr(module.Mirror, "_read_piece", slow)
+    calls = 0
+
+    def counted(seconds: float) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= 3:
+            between(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.time, "sleep", counted)
+        state = mirror.state("select * from trajectories")
+    assert calls >= 3 and looks[:4] == [0, 1, 1, 2]
+    root = world.service.settings.data
+    rows = [pq.read_metadata(root / file).num_rows for file in state.tables["trajectories"]]
+    assert sum(rows) == 7 + 3

@@ -155,6 +155,7 @@ def tables(store: Store) -> dict[str, Any]:
                 "excluded": [["bad", 2]],
             },
         },
+        "whole": True,
         "common": [["dataset", "VARCHAR"], ["t", "INTEGER"], ["reward", "FLOAT"]],
     }
 
@@ -182,7 +183,10 @@ def request(sql: str, **fields: Any) -> dict[str, Any]:
     return {"sql": sql, "form": "json", "dataset": None, "only": None, **values, **fields}
 
 
-NOTHING: dict[str, Any] = {"tables": {}, "datasets": {}, "common": [["t", "INTEGER"]]}
+NOTHING: dict[str, Any] = {
+    **{"tables": {}, "datasets": {}, "whole": True},
+    "common": [["t", "INTEGER"]],
+}
 Ask = Callable[..., tuple[dict[str, Any], Any]]
 
 
@@ -1241,28 +1245,35 @@ def test_the_statement_of_bare_steps() -> None:
         },
         "none": {"columns": [], "files": [], "most_rows": 0},
     }
-    names = {name: f"v{i}" for i, name in enumerate(chosen)}
-    common = {"common": [["k", "INTEGER"]]}
-    assert query_tables._bare_steps(chosen, names, common, "two") == "SELECT * FROM v1"
-    assert query_tables._bare_steps(chosen, names, common, None) == " UNION ALL ".join(
+    known = {"common": [["k", "INTEGER"]]}
+
+    def made(of: dict[str, Any], read: dict[str, Any] | None = None) -> str:
+        rows = list((of if read is None else read).values())
+        return query_tables._bare_steps(rows, {**known, "datasets": of})
+
+    assert made(chosen) == " UNION ALL ".join(
         (
             query_tables._steps_sql({"columns": [a, c], "files": ["f"]}),
             query_tables._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
         )
     )
     again = {**chosen, "three": {"columns": [c, a], "files": ["h", "i"], "most_rows": 6}}
-    assert query_tables._bare_steps(again, names, common, None) == " UNION ALL ".join(
+    assert made(again) == " UNION ALL ".join(
         (
             query_tables._steps_sql({"columns": [c, a], "files": ["h", "i", "f"]}),
             query_tables._steps_sql({"columns": [c, ["a", "INTEGER", "other"]], "files": ["g"]}),
         )
     )
-    assert query_tables._bare_steps({"one": chosen["one"]}, names, common, None) == (
-        query_tables._steps_sql({"columns": [a, b, c], "files": ["f"]})
+    one = {"one": chosen["one"]}
+    assert made(one) == query_tables._steps_sql({"columns": [a, b, c], "files": ["f"]})
+    # Of one of several, with the columns of all.
+    assert made(again, one) == query_tables._steps_sql({"columns": [c, a], "files": ["f"]})
+    assert made(again, {}) == (
+        'SELECT CAST(NULL AS FLOAT) AS "c", CAST(NULL AS INTEGER) AS "a" WHERE false'
     )
     nothing = 'SELECT CAST(NULL AS INTEGER) AS "k" WHERE false'
-    assert query_tables._bare_steps({}, {}, common, "two") == nothing
-    assert query_tables._bare_steps({"none": chosen["none"]}, names, common, None) == nothing
+    assert made({}) == nothing
+    assert made({"none": chosen["none"]}) == nothing
 
 
 def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
