@@ -268,12 +268,15 @@ def _parts(
             try:
                 steps = stack.enter_context(_opened(service, found))
                 break
-            except (FileNotFoundError, ShardDamaged):
-                # Sealed or compacted between the look-up and the read: look it up again.
-                moved = found.shard is None or not service.integrity.recheck_shard(found.shard)
-                if attempt == 2 or not moved:
+            except FileNotFoundError:
+                if attempt == 2:
                     raise
-                found = _find(service, trajectory_id)
+            except ShardDamaged as error:
+                assert found.shard is not None, "only a shard raises it"
+                if service.integrity.recheck_shard(found.shard) or attempt == 2:
+                    raise Damaged(str(error)) from None
+            # Sealed or compacted between the look-up and the read: look it up again.
+            found = _find(service, trajectory_id)
         try:
             if found.shard in service.integrity.quarantined:
                 for _ in encode(steps):  # all is checked before the response starts

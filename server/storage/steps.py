@@ -13,7 +13,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,21 +114,20 @@ class ShardSteps(Steps):
 def shard_steps(source: Source, traj_idx: int) -> Iterator[ShardSteps]:
     """Open one trajectory of a shard. Raises `ShardDamaged`."""
     metadata = contents_of(source).metadata
-    try:
-        raw = source.open()
-    except OSError as error:
-        raise ShardDamaged(f"{source.path.name}: {error}") from None
-    with (
-        raw,
-        pq.ParquetFile(
-            raw,
-            metadata=metadata,
-            # Page by page; by default the whole column of a row group is read at once.
-            pre_buffer=False,
-            buffer_size=BUFFER,
-            page_checksum_verification=True,
-        ) as file,
-    ):
+    with ExitStack() as stack:
+        try:
+            raw = stack.enter_context(source.open())
+            file = pq.ParquetFile(
+                raw,
+                metadata=metadata,
+                # Page by page; by default the whole column of a row group is read at once.
+                pre_buffer=False,
+                buffer_size=BUFFER,
+                page_checksum_verification=True,
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise ShardDamaged(f"{source.path.name}: {error}") from None
+        stack.enter_context(file)
         yield ShardSteps(source, file, traj_idx)
 
 

@@ -69,7 +69,7 @@ class Asking:
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
