@@ -28,6 +28,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
+from server.index import row_checksums
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -202,6 +203,7 @@ def connect(path: Path) -> sa.Engine:
 
     def on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        row_checksums.register(connection)
         for pragma in (
             "journal_mode = WAL",
             "synchronous = FULL",
@@ -290,6 +292,10 @@ def _create(path: Path) -> None:
                 "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
             )
             connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISION,))
+            plain = connection.connection.driver_connection
+            assert plain is not None
+            row_checksums.protect_rows(plain, row_checksums.tables(plain))
+            row_checksums.seal_schema(plain)
     finally:
         engine.dispose()
 

@@ -131,7 +131,7 @@ def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"table datasets", "table runs", "table launches"}
     new = after.keys() - before.keys()
-    made = ("consumers", "videos", "version", "saved_queries", "programs", "annotat")
+    made = ("consumers", "videos", "version", "saved_queries", "programs", "annotat", "lost_rows")
     assert all(any(what in name for what in made) for name in new)
     with closing(sqlite3.connect(first)) as index:
         found = index.execute("SELECT name, owner, inserted_steps FROM datasets").fetchall()
