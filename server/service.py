@@ -23,6 +23,8 @@ from server.index.db import Database, IndexUnusable, upgrade
 from server.index.mirror import Mirror
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
+from server.maintenance.clean_stop import mark_clean
+from server.maintenance.index_repair import repair_index
 from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.problems import ProblemError
@@ -49,11 +51,13 @@ class Service:
             self.store.clear_tmp()
             _refuse_lost_index(settings)
             upgrade(settings.index_file)
+            repair_index(settings.index_file, self.store)
             self.db = Database(settings.index_file)
+            self.telemetry.lost_rows.set(len(self.db.lost.rows))
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
             self.mirror = Mirror(settings.index_file, settings.data / "mirror")
-            self.sql = SqlPool(settings, self.mirror, self._on_damage)
+            self.sql = SqlPool(settings, self.mirror, self._on_damage, self.db.lost)
             self.snapshots = Snapshots(
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )
@@ -93,6 +97,7 @@ class Service:
         with contextlib.ExitStack() as stack:  # a part that fails must not keep others from closing
             for close in (
                 self._lock.release,
+                lambda: mark_clean(self.settings.index_file),
                 self.db.close,
                 self.ingest.close,
                 self.maintenance.close,

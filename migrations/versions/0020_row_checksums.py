@@ -26,4 +26,5 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("pk", name="pk_lost_rows"),
     )
     connection = op.get_bind().connection.driver_connection
+    assert connection is not None
     row_checksums.protect_rows(connection, row_checksums.tables(connection))

@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import row_checksums
+from server.index.lost_rows import read_lost_rows
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -79,6 +80,7 @@ class Database:
         with self.read() as connection:
             value = sa.select(counters.c.value).where(counters.c.name == "uptime")
             self._uptime_before = float(connection.execute(value).scalar_one()) / 1e3
+            self.lost = read_lost_rows(connection)
         self._began = self.clock.monotonic()
         self.saved_uptime = self._uptime_before
 
@@ -249,6 +251,7 @@ def upgrade(path: Path) -> str:
     Raises `IndexUnusable` if the file is newer than the code, or older than every migration;
     nothing is changed then.
     """
+    refuse_damaged_schema(path)
     found = revision(path)
     if found is None:
         _create(path)
@@ -256,6 +259,23 @@ def upgrade(path: Path) -> str:
         _refuse_unknown(path, found)
         _migrate(path)
     return REVISION
+
+
+def refuse_damaged_schema(path: Path) -> None:
+    """Raises `IndexUnusable` if tables, triggers or the revision are not what was written: with
+    another schema no row means what it says."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            damaged = not row_checksums.schema_is_intact(connection)
+    except sqlite3.DatabaseError as error:
+        raise IndexUnusable(f"{path} is damaged ({error}); rebuild it with: {REBUILD}") from None
+    if damaged:
+        raise IndexUnusable(
+            f"{path} is damaged, or was changed by another program: its schema is not what was"
+            f" written; rebuild it with: {REBUILD}"
+        )
 
 
 def _refuse_unknown(path: Path, found: str | None) -> None:

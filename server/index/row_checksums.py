@@ -118,8 +118,9 @@ def schema_crc(connection: Executes) -> int:
         "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%'"
         " ESCAPE '~' ORDER BY type, name"
     ).fetchall()
-    revision = connection.execute(f"SELECT version_num FROM {UNPROTECTED}").fetchall()
-    values = [value for row in (*schema, *revision) for value in row]
+    there = any(row[1] == UNPROTECTED for row in schema)
+    text = f"SELECT version_num FROM {UNPROTECTED}" if there else "SELECT '' LIMIT 0"
+    values = [value for row in (*schema, *connection.execute(text)) for value in row]
     return (row_crc(*values) & 0x7FFFFFFF) or 1
 
 
@@ -130,8 +131,10 @@ def seal_schema(connection: Executes) -> None:
 
 def schema_is_intact(connection: Executes) -> bool:
     """Whether the schema is what was sealed; True for indexes from before there was a seal."""
-    sealed = connection.execute("PRAGMA user_version").fetchone()[0]
-    return not sealed or int(sealed) == schema_crc(connection)
+    sealed = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if sealed:
+        return sealed == schema_crc(connection)
+    return not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'lost_rows'").fetchone()
 
 
 def quoted(name: str) -> str:

@@ -54,10 +54,11 @@ class MaintenanceLoop:
         self._loop = BackgroundLoop(
             "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
         )
-        # No other thread runs yet, so every unknown file is left over from a crash.
-        delete_marked(db, store)
         self._sweeper = OrphanSweeper(db, store)
-        self._sweeper.round(older_than=0.0)
+        if not db.lost:
+            # No other thread runs yet, so every unknown file is left over from a crash.
+            delete_marked(db, store)
+            self._sweeper.round(older_than=0.0)
 
     def start(self) -> None:
         if self._settings.maintenance_interval > 0:
@@ -114,6 +115,8 @@ class MaintenanceLoop:
         if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and has_deadlines(self._db):
             self._db.save_uptime()
         self._tokens.save_last_used()
+        if self._db.lost:
+            return  # a lost row may be what says that a file is needed
         apply_retention(self._settings, self._db, self._store, now)
         wall = self._db.clock.wall()
         compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)

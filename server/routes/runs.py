@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import run_conditions
 from server.index.db import equal, find_pk, first_rows
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
 from server.service import Cursor, Limit, ServiceDep
@@ -79,6 +80,7 @@ def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
         else:
             if body.parent is not None:
                 find_pk(c, runs, body.parent)
+            refuse_if_lost(c, runs, body.name)
             times = {"created_at": now, "heartbeat_at": now}
             given = body.model_dump(exclude={"exist_ok"})
             c.execute(sa.insert(runs).values(status="running", **times, **given))

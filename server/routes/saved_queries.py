@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from sqlalchemy.engine import Connection
 
 from server.index.db import first_rows, newest_first, write_audit
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import saved_queries
 from server.problems import ProblemError, not_found
 from server.service import Caller, Cursor, Limit, ServiceDep, may
@@ -47,6 +48,7 @@ def save_query(
     with service.db.write() as connection:
         old = connection.execute(sa.select(saved_queries).where(q.name == name)).mappings().first()
         if old is None:
+            refuse_if_lost(connection, saved_queries, name)
             made = {"name": name, "owner": caller, "created_at": now}
             connection.execute(sa.insert(saved_queries).values(**values, **made))
         else:

@@ -10,6 +10,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from server.index.lost_rows import NOTHING_LOST, LostRows
 from server.index.mirror import MirrorState
 from server.index.sql_tables import TABLES
 from stepwell.messages import Column, QuerySchema, Table
@@ -60,7 +61,7 @@ DESCRIPTIONS = {
 }
 
 
-def catalog(state: MirrorState) -> dict[str, Any]:
+def catalog(state: MirrorState, lost: LostRows = NOTHING_LOST) -> dict[str, Any]:
     """The whole surface in the worker's format (plain JSON)."""
     return {
         "tables": {
@@ -75,6 +76,7 @@ def catalog(state: MirrorState) -> dict[str, Any]:
             }
             for name, spec in state.specs.items()
         },
+        "lost": {name: lost.excluded(name) for name in (*TABLES, "steps")} if lost else {},
         "common": COMMON,
     }
 

@@ -21,7 +21,7 @@ def make_tables(
     """Create the tables that the query names, allow exactly their files, then lock the settings.
 
     `numbered`: the `id` of a trajectory is its `_pk`, so that text is neither read nor joined.
-    Returns the damaged files that are left out of the steps that it names.
+    Returns the damaged files that are left out of the steps that it names, and what the index lost.
     """
     names = {name for schema, name in wanted if schema in ("", "main")}
     schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
@@ -64,10 +64,17 @@ def make_tables(
         connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+    left_out = {
+        (name, file): count for name, entry in chosen.items() for file, count in entry["excluded"]
+    }
+    for table, missing in catalog["lost"].items():
+        for name, file, count in missing:
+            asked = table in names if table != "steps" else name in schemas
+            if asked or (table == "steps" and bare and dataset in (None, name)):
+                left_out[name, file] = count
     return [
         {"dataset": name, "file": file, "trajectories": count}
-        for name, entry in chosen.items()
-        for file, count in entry["excluded"]
+        for (name, file), count in left_out.items()
     ]
 
 
