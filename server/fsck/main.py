@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from server.fsck import checks
 from server.fsck.checks import Report
-from server.index.db import Database, IndexUnusable
+from server.index.db import Database, IndexUnusable, refuse_damage
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from stepwell.commands import common
 
@@ -46,6 +46,7 @@ def check(data: Path, *, deep: bool = False) -> Report:
     lock = DirectoryLock(data)
     try:
         store = Store(data)
+        refuse_damage(data / "index.sqlite")
         db = Database(data / "index.sqlite")
         try:
             return _check(db, store, deep)

@@ -31,6 +31,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.index import row_checksums
 from server.index.lost_rows import read_lost_rows
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
+from server.index.wal import mend_wal
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
@@ -251,7 +252,7 @@ def upgrade(path: Path) -> str:
     Raises `IndexUnusable` if the file is newer than the code, or older than every migration;
     nothing is changed then.
     """
-    refuse_damaged_schema(path)
+    refuse_damage(path)
     found = revision(path)
     if found is None:
         _create(path)
@@ -261,11 +262,14 @@ def upgrade(path: Path) -> str:
     return REVISION
 
 
-def refuse_damaged_schema(path: Path) -> None:
-    """Raises `IndexUnusable` if tables, triggers or the revision are not what was written: with
-    another schema no row means what it says."""
+def refuse_damage(path: Path) -> None:
+    """Mend the log that a killed service left. Raises `IndexUnusable` if that cannot be done, or if
+    tables, triggers or the revision are not what was written: with another schema no row means what
+    it says. Only while nothing else has the index open."""
     if not path.exists():
         return
+    if trouble := mend_wal(path):
+        raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             damaged = not row_checksums.schema_is_intact(connection)
