@@ -21,6 +21,7 @@ from server.imports.importer import Imports
 from server.imports.jobs import Jobs
 from server.index.db import Database, IndexUnusable, upgrade
 from server.index.mirror import Mirror
+from server.index.schema_copy import keep_schema
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
 from server.maintenance.clean_stop import mark_clean
@@ -50,8 +51,9 @@ class Service:
             self.store = Store(settings.data)
             self.store.clear_tmp()
             _refuse_lost_index(settings)
-            upgrade(settings.index_file)
             repair_index(settings.index_file, self.store)
+            upgrade(settings.index_file)
+            keep_schema(settings.index_file)
             self.db = Database(settings.index_file)
             self.telemetry.lost_rows.set(len(self.db.lost.rows))
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)

@@ -30,6 +30,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import row_checksums
 from server.index.lost_rows import read_lost_rows
+from server.index.schema_copy import mend_schema
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
 from server.index.wal import mend_wal
 
@@ -268,6 +269,7 @@ def refuse_damage(path: Path) -> None:
     it says. Only while nothing else has the index open."""
     if not path.exists():
         return
+    mend_schema(path)
     if trouble := mend_wal(path):
         raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
     try:

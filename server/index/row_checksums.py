@@ -115,11 +115,13 @@ def _outside_indexes(connection: Executes, table: str) -> str:
 def schema_crc(connection: Executes) -> int:
     """The checksum of the revision and of every table, index and trigger."""
     schema = connection.execute(
-        "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%'"
-        " ESCAPE '~' ORDER BY type, name"
+        # As bytes: damaged text may be none.
+        "SELECT CAST(type AS BLOB), CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB)"
+        " FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY type, name"
     ).fetchall()
-    there = any(row[1] == UNPROTECTED for row in schema)
-    text = f"SELECT version_num FROM {UNPROTECTED}" if there else "SELECT '' LIMIT 0"
+    there = any(row[1] == UNPROTECTED.encode() for row in schema)
+    what = f"CAST(version_num AS BLOB) FROM {UNPROTECTED}" if there else "'' LIMIT 0"
+    text = f"SELECT {what}"
     values = [value for row in (*schema, *connection.execute(text)) for value in row]
     return (row_crc(*values) & 0x7FFFFFFF) or 1
 

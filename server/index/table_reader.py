@@ -18,6 +18,8 @@ from typing import Any
 from server.index.row_checksums import COLUMN, columns, key_of, quoted, row_crc
 
 Row = tuple[Any, ...]
+STORED = 3
+"""How SQLite lists a stored generated column."""
 
 
 def wrong_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
@@ -47,7 +49,7 @@ class TableReader:
         self._source, self.table = source, table
         self.columns, self.key = columns(source, table), key_of(source, table)
         found = source.execute(f'PRAGMA table_xinfo("{table}")').fetchall()
-        self.protected = any(row[1] == COLUMN for row in found)
+        self.protected = any(row[1] == COLUMN and row[6] == STORED for row in found)
         text = source.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
         self._has_rowid = text is None or "WITHOUT ROWID" not in str(text[0])
         self.wrong: list[dict[str, Any]] = []
@@ -99,7 +101,7 @@ class TableReader:
         return any(
             tuple(row[name] for name in names) in self._taken[names]
             for names in unique
-            if all(row.get(name) is not None for name in names)
+            if names and all(row.get(name) is not None for name in names)
         )
 
     # --- around what cannot be read ---------------------------------------------------------------

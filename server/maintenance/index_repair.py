@@ -27,8 +27,10 @@ from server.checksums import Source, examine
 from server.index import row_checksums
 from server.index.db import IndexUnusable, upgrade
 from server.index.row_checksums import quoted
+from server.index.schema_copy import mend_schema
 from server.index.table_reader import TableReader, wrong_rows
 from server.index.tables import TRIGGERS, metadata
+from server.index.wal import mend_wal
 from server.maintenance.clean_stop import take_mark
 from server.maintenance.rebuild import _replace as replace_index
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
@@ -37,6 +39,7 @@ from stepwell.errors import InvalidData
 
 log = structlog.get_logger("stepwell.index_repair")
 BATCH = 1000
+SCHEMA = "the schema is not what was written"
 SURVIVORS = ("metrics", "audit", "lost_rows")
 """Tables of which an unknown number of rows may be lost: nothing else depends on them."""
 
@@ -47,14 +50,19 @@ class CannotName(Exception):
 
 def repair_index(index: Path, store: Store) -> None:
     """Make the index fit to be served. Raises `IndexUnusable`."""
-    if take_mark(index):
+    if take_mark(index) or not index.exists():
         return
+    mend_schema(index)
     try:
+        if trouble := mend_wal(index):
+            raise CannotName(trouble)
         with contextlib.closing(sqlite3.connect(index)) as source:
             found = damage(source)
         if not found:
             return
         log.error("the index is damaged: intact rows are copied to a new one", found=found[:5])
+        if SCHEMA in found:
+            raise CannotName(SCHEMA)
         lost = _Salvage(index, store).run()
     except (sqlite3.Error, CannotName) as error:
         raise IndexUnusable(
@@ -66,12 +74,21 @@ def repair_index(index: Path, store: Store) -> None:
 
 def damage(source: sqlite3.Connection) -> list[str]:
     """What is wrong with an index, in words; empty if nothing is."""
+    if not source.execute("PRAGMA user_version").fetchone()[0] and not _protected(source):
+        return []  # from before rows had checksums, or empty
     found = [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
+    if not row_checksums.schema_is_intact(source):
+        found.append(SCHEMA)
     for table in row_checksums.tables(source):
         with contextlib.suppress(StopIteration):
             key = next(wrong_rows(source, table))
             found.append(f"{table} {list(key)}: the row is not what was written")
     return found
+
+
+def _protected(source: sqlite3.Connection) -> bool:
+    text = "SELECT count(*) FROM sqlite_master WHERE sql LIKE '%row_crc(%'"
+    return bool(source.execute(text).fetchone()[0])
 
 
 @dataclass(slots=True)
@@ -119,8 +136,8 @@ class _Salvage:
 
     def _copy(self, source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> None:
         reader = TableReader(source, table)
-        if not reader.columns:
-            raise CannotName(f"the table {table} is not there")
+        if set(reader.columns) != {column.name for column in metadata.tables[table].c}:
+            raise CannotName(f"the table {table} is of another revision")
         if not reader.protected:
             raise CannotName(f"the rows of {table} carry no checksums")
         for row in reader.rows():

@@ -171,6 +171,8 @@ class SqlPool:
                 code=header.get("code", "ok"),
             )
         if not header["ok"]:
+            if any(row.name in sql for row in self._lost.of("datasets")):
+                raise index_damaged(self._lost.sentence())
             raise _refused(header, seconds)
         result = Result(
             [Column(**column) for column in header["columns"]],

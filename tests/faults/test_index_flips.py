@@ -370,6 +370,7 @@ def one_try(world: World, number: int, data: Path, rng: random.Random) -> tuple[
         outcome = "unharmed" if complete else "named"
     except IndexUnusable as refusal:
         assert "fsck --rebuild" in str(refusal), refusal
+        print("  ", refusal)
         outcome = "refused"
     assert before <= files_of(data), before - files_of(data)
     if outcome != "unharmed":

@@ -198,6 +198,7 @@ def test_the_catalog_of_a_state() -> None:
                 "excluded": [("bad", 2)],
             },
         },
+        "lost": {},
         "common": COMMON,
     }
     assert json.loads(json.dumps(found))["datasets"]["rich"]["excluded"] == [["bad", 2]]
