@@ -47,6 +47,7 @@ class Service:
         self.telemetry = Telemetry()
         self.body_memory = MemoryBudget(settings.body_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
+        self._marked = False
         try:
             self.store = Store(settings.data)
             self.store.clear_tmp()
@@ -82,6 +83,12 @@ class Service:
         self.integrity.recheck_files(files)
         self.mirror.discard(files)
 
+    def _mark_clean(self) -> None:
+        """Once: after the first close the file is no longer this service's."""
+        if not self._marked:
+            self._marked = True
+            mark_clean(self.settings.index_file)
+
     def start(self) -> None:
         """Start the parts that run threads or processes."""
         for part in (
@@ -99,7 +106,7 @@ class Service:
         with contextlib.ExitStack() as stack:  # a part that fails must not keep others from closing
             for close in (
                 self._lock.release,
-                lambda: mark_clean(self.settings.index_file),
+                self._mark_clean,
                 self.db.close,
                 self.ingest.close,
                 self.maintenance.close,

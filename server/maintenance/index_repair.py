@@ -56,8 +56,7 @@ def repair_index(index: Path, store: Store) -> None:
     try:
         if trouble := mend_wal(index):
             raise CannotName(trouble)
-        with contextlib.closing(sqlite3.connect(index)) as source:
-            found = damage(source)
+        found = _damage_of(index)
         if not found:
             return
         log.error("the index is damaged: intact rows are copied to a new one", found=found[:5])
@@ -70,6 +69,14 @@ def repair_index(index: Path, store: Store) -> None:
             f" stepwell fsck --rebuild --data {index.parent}"
         ) from None
     log.error("the index was damaged and is served without the lost rows", lost=lost)
+
+
+def _damage_of(index: Path) -> list[str]:
+    try:
+        with contextlib.closing(sqlite3.connect(index)) as source:
+            return damage(source)
+    except sqlite3.DatabaseError as error:  # of one page: the others may be readable
+        return [str(error)]
 
 
 def damage(source: sqlite3.Connection) -> list[str]:

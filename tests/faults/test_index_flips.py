@@ -244,6 +244,10 @@ def answer_of(response: httpx2.Response) -> Answer:
         said |= bool(document["excluded"])
         return Answer(200, "", Counter(map(repr, document["rows"])), said)
     items = document.get("items", [document])
+    for series in document.get("series", ()):  # of metrics: each point is an item
+        points = zip(series["steps"], series["times"], series["values"], strict=True)
+        items = [*items, *({"key": series["key"], "point": point} for point in points)]
+    document.pop("series", None)
     said |= any(item.get("excluded") for item in items)
     return Answer(200, "", Counter(json.dumps(lasting(i), sort_keys=True) for i in items), said)
 

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.fsck import main as fsck
+from server.index import row_checksums
 from server.index.db import IndexUnusable
 from server.index.tables import segments, trajectories
 from server.maintenance.rebuild import rebuild
