@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from server.index.row_checksums import COLUMN, columns, key_of, quoted, row_crc
+from server.index.row_checksums import COLUMN, columns, key_of, quoted, row_crc, tables
 
 Row = tuple[Any, ...]
 STORED = 3
@@ -30,6 +30,14 @@ def wrong_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
     for crc, *values in source.execute(text):
         if row_crc(*values) != crc:
             yield tuple(values[place] for place in places)
+
+
+def first_wrong_row(source: sqlite3.Connection) -> str:
+    """A row of any table whose checksum is wrong, in words; "" if there is none."""
+    for table in tables(source):
+        for key in wrong_rows(source, table):
+            return f"{table} {list(key)}: the row is not what was written"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from server.index import row_checksums
 from server.index.db import IndexUnusable, upgrade
 from server.index.row_checksums import quoted
 from server.index.schema_copy import mend_schema
-from server.index.table_reader import TableReader, wrong_rows
+from server.index.table_reader import TableReader, first_wrong_row
 from server.index.tables import TRIGGERS, metadata
 from server.index.wal import mend_wal
 from server.maintenance.clean_stop import take_mark
@@ -86,10 +86,8 @@ def damage(source: sqlite3.Connection) -> list[str]:
     found = [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
     if not row_checksums.schema_is_intact(source):
         found.append(SCHEMA)
-    for table in row_checksums.tables(source):
-        with contextlib.suppress(StopIteration):
-            key = next(wrong_rows(source, table))
-            found.append(f"{table} {list(key)}: the row is not what was written")
+    if wrong := first_wrong_row(source):
+        found.append(wrong)
     return found
 
 
@@ -124,6 +122,8 @@ class _Salvage:
         with contextlib.closing(source), contextlib.closing(sqlite3.connect(new)) as target:
             target.isolation_level = None
             row_checksums.register(target)
+            if not row_checksums.schema_is_intact(source):
+                raise CannotName(SCHEMA)
             target.execute("BEGIN IMMEDIATE")
             for name in TRIGGERS:  # they refuse rows whose companions are lost
                 target.execute(f"DROP TRIGGER {name}")
