@@ -70,6 +70,10 @@ CHANGING = (
     "missing",
     "leased_until",
     "alive",
+    # of a run: counted and read from rows that may be left out
+    "policies",
+    "latest",
+    "latest_steps",
 )
 
 
