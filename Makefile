@@ -45,11 +45,13 @@ imports: $(BIN)/.installed
 unit: $(BIN)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-# Fifty kills of the live service instead of six, a thousand flipped bits instead of forty, fifty
-# sessions of the dashboard instead of twelve, fifty backups instead of three.
+# Fifty kills of the live service instead of six, a thousand flipped bits instead of forty, two
+# hundred damages of the index instead of six, fifty sessions of the dashboard instead of twelve,
+# fifty backups instead of three.
 faults: $(BIN)/.installed
-	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_SESSIONS=50 STEPWELL_BACKUPS=50 $(BIN)/python -m pytest tests/faults \
-		tests/browser/test_sessions.py $(ARGS)
+	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_INDEX_FLIPS=200 STEPWELL_SESSIONS=50 \
+	STEPWELL_BACKUPS=50 \
+		$(BIN)/python -m pytest tests/faults tests/browser/test_sessions.py $(ARGS)
 
 # A collector with Python 3.10 and the oldest packages that pyproject.toml allows; OLD= names another.
 OLD ?= python3.10

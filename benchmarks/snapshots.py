@@ -13,6 +13,7 @@ trajectories. Writes benchmarks/results/snapshots.json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -42,6 +43,7 @@ def fill(data: Path, count: int) -> None:
     upgrade(data / "index.sqlite")
     spec = json.dumps(make_spec(observation=3, action=2).to_json())
     with sqlite3.connect(data / "index.sqlite") as c:
+        _register(c)
         c.execute("PRAGMA synchronous = OFF")
         c.execute("PRAGMA cache_size = -400000")
         c.execute(
@@ -52,9 +54,18 @@ def fill(data: Path, count: int) -> None:
     add(data, count)
 
 
+def _register(c: sqlite3.Connection) -> None:
+    """Let the connection write; an older checkout has no checksums of rows."""
+    with contextlib.suppress(ImportError):
+        from server.index import row_checksums
+
+        row_checksums.register(c)
+
+
 def add(data: Path, count: int) -> None:
     """Insert `count` more trajectories, in shards of PER_SHARD."""
     with sqlite3.connect(data / "index.sqlite", timeout=60) as c:
+        _register(c)
         c.execute("PRAGMA cache_size = -400000")
         columns = {row[1] for row in c.execute("PRAGMA table_info(trajectories)")}
         # An older checkout, measured with `--before`, may have other column names.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from alembic import context
 
+from server.index import row_checksums
 from server.index.db import connect
 from server.index.tables import metadata
 
@@ -27,6 +28,9 @@ def main() -> None:
             # One transaction for all steps: a failed migration leaves the file at its old revision.
             with context.begin_transaction():
                 context.run_migrations()
+                plain = connection.connection.driver_connection
+                assert plain is not None
+                row_checksums.seal_schema(plain)
             connection.commit()
     finally:
         engine.dispose()

@@ -21,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.answer_memory import AnswerMemoryMiddleware
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
+from server.index import lost_rows
 from server.index.db import TICK_EVERY, Database
 from server.ingest.commit import READ_ONLY
 from server.pacing import Pacing
-from server.problems import ProblemError, disk_problem, title_of
+from server.problems import ProblemError, disk_problem, index_damaged, title_of
 from server.request_limits import WRITES, RequestLimits
 from server.routes import (
     annotation,
@@ -161,6 +162,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
 def _problem_of(request: Request, error: Exception) -> ProblemError:
     match error:
         case ProblemError():
+            lost = request.app.state.service.db.lost
+            if lost and error.code == "not_found" and lost.hides(request.url.path):
+                return index_damaged(lost.sentence())
             return error
         case InvalidData():
             return ProblemError(
@@ -208,8 +212,9 @@ def _disk_refusal(request: Request, error: Exception) -> ProblemError:
     stores = request.method in WRITES and request.url.path.rstrip("/") != QUERY_PATH
     problem = disk_problem(error, READ_ONLY if stores else UNREADABLE)
     if problem is None and "malformed" in str(getattr(error, "orig", "")):
-        problem = ProblemError(
-            500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"
+        problem = index_damaged(
+            "the index is damaged; restart the service, which leaves out what is lost, or stop it"
+            " and run: stepwell fsck --rebuild --data DIR"
         )
     if problem is None:
         return _defect(request.method, request.url.path, error)
@@ -234,6 +239,16 @@ def _defect(method: str, path: str, error: Exception) -> ProblemError:
     return ProblemError(500, "internal_error", "internal error of the service; see its log")
 
 
+def _say_what_is_lost(scope: Scope, start: Message) -> None:
+    """A header on every answer to those who may read: lists have no other place for it."""
+    service = getattr(scope["app"].state, "service", None) if "app" in scope else None
+    if service is not None and service.db.lost and scope.get("state", {}).get("principal"):
+        start["headers"] = [
+            *start["headers"],
+            (lost_rows.HEADER.lower().encode(), service.db.lost.header().encode()),
+        ]
+
+
 class UncaughtErrors:
     """Pure ASGI, outside of all that may fail: logs exceptions that no handler caught, once, and
     responds with 500.
@@ -254,6 +269,8 @@ class UncaughtErrors:
         async def watching_send(message: Message) -> None:
             nonlocal started
             started = True
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                _say_what_is_lost(scope, message)
             await send(message)
 
         try:

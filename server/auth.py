@@ -88,6 +88,7 @@ class TokenStore:
             self._settings.token is not None
             or self.id_tokens is not None
             or bool(self._known)
+            or bool(self._db.lost.of("tokens"))  # damage opens no access
             or not self._settings.loopback
         )
 

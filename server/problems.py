@@ -83,6 +83,12 @@ def not_found(what: str, name: str, known: Iterable[str] = ()) -> ProblemError:
     return ProblemError(404, "not_found", f"there is no {what} {name!r}{hint}")
 
 
+def index_damaged(detail: str) -> ProblemError:
+    """What was asked for was in rows of the index that are damaged. 500: to try again is no use,
+    and an outbox keeps what it could not deliver."""
+    return ProblemError(500, "index_damaged", detail, expected="an intact index")
+
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SICK = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE})
 _SQLITE_SICK = ("disk i/o error", "readonly database", "unable to open database")

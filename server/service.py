@@ -22,9 +22,12 @@ from server.imports.jobs import Jobs
 from server.index.db import Database, upgrade
 from server.index.index_file import refuse_wrong_index
 from server.index.mirror import Mirror
+from server.index.schema_copy import keep_schema
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
 from server.maintenance.adoption import adopt_missing
+from server.maintenance.clean_stop import mark_clean
+from server.maintenance.index_repair import repair_index
 from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.memory_budget import MemoryBudget
@@ -50,12 +53,16 @@ class Service:
         self.body_memory = MemoryBudget(settings.body_memory, self.telemetry)
         self.answers = Answers(settings.answer_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
+        self._marked = False
         try:
             refuse_wrong_index(settings.data, settings.index_file)
             self.store = Store(settings.data)
             self.store.clear_tmp()
+            repair_index(settings.index_file, self.store)
             upgrade(settings.index_file)
+            keep_schema(settings.index_file)
             self.db = Database(settings.index_file, mark=MarkFile(settings.data))
+            self.telemetry.lost_rows.set(len(self.db.lost.rows))
             missing = adopt_missing(self.db, self.store)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
@@ -63,7 +70,7 @@ class Service:
             self.mirror = Mirror(
                 settings.index_file, settings.data / "mirror", self.db, settings.mirror_interval
             )
-            self.sql = SqlPool(settings, self.mirror, self._on_damage)
+            self.sql = SqlPool(settings, self.mirror, self._on_damage, self.db.lost)
             self.snapshots = Snapshots(
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )
@@ -86,6 +93,12 @@ class Service:
         self.integrity.recheck_files(files)
         self.mirror.discard(files)
 
+    def _mark_clean(self) -> None:
+        """Once: after the first close the file is no longer this service's."""
+        if not self._marked:
+            self._marked = True
+            mark_clean(self.settings.index_file)
+
     def start(self) -> None:
         """Start the parts that run threads or processes."""
         for part in (
@@ -103,6 +116,7 @@ class Service:
         with contextlib.ExitStack() as stack:  # a part that fails must not keep others from closing
             for close in (
                 self._lock.release,
+                self._mark_clean,
                 self.db.close,
                 self.ingest.close,
                 self.maintenance.close,

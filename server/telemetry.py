@@ -56,6 +56,7 @@ class Telemetry:
             "stepwell_scrub_oldest_seconds", "Since the longest unverified file was", registry=r
         )
         self.quarantined = Gauge("stepwell_quarantined_shards", "Damaged shards", registry=r)
+        self.lost_rows = Gauge("stepwell_index_lost_rows", "Damaged, left out", registry=r)
         self.queued_bytes = Gauge("stepwell_ingest_queued_bytes", "Waiting to commit", registry=r)
         self.memory = {
             "body": MemoryGauges.of("body", "request bodies", r),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source, examine
+from server.index import row_checksums
 from server.index.db import Database
+from server.index.table_reader import wrong_rows
 from server.index.tables import (
     FILES,
     TRIGGERS,
     counters,
     datasets,
     leases,
+    lost_rows,
     partition_stats,
     segments,
     shards,
@@ -69,10 +73,49 @@ class Report:
 
     problems: list[FsckProblem] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
+    wrong: dict[str, set[Any]] = field(default_factory=dict)
+    """Table → keys of its damaged rows: a file that disagrees with one of them is not at fault."""
+    index_damaged: bool = False
 
     @property
     def clean(self) -> bool:
         return all(problem.note for problem in self.problems)
+
+
+def check_rows(c: Connection, report: Report) -> Iterator[FsckProblem]:
+    """Every row against its checksum; and the rows that a start has left out."""
+    plain = c.connection.driver_connection
+    assert plain is not None
+    try:
+        yield from _wrong_rows(plain, report)
+    except sqlite3.DatabaseError:
+        report.index_damaged = True
+        raise
+    for lost in c.execute(sa.select(lost_rows)).all():
+        report.index_damaged = True
+        name = lost.name or lost.key
+        of = f" of dataset {lost.dataset}" if lost.dataset else ""
+        yield FsckProblem(
+            "index.sqlite", f"a row of {lost.table_name} is lost: {name}{of}", REBUILD
+        )
+
+
+def _wrong_rows(plain: Any, report: Report) -> Iterator[FsckProblem]:
+    if not row_checksums.schema_is_intact(plain):
+        report.index_damaged = True
+        yield FsckProblem("index.sqlite", "its schema is not what was written", REBUILD)
+    report.index_damaged |= plain.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok"
+    for table in row_checksums.tables(plain):
+        for key in wrong_rows(plain, table):
+            report.index_damaged = True
+            report.wrong.setdefault(table, set()).add(key[0] if len(key) == 1 else key)
+            what = f"a row of {table} is not what was written: {', '.join(map(str, key))}"
+            yield FsckProblem("index.sqlite", what, REBUILD)
+
+
+def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
+    """What to do where a row and a file disagree."""
+    return REBUILD if key in report.wrong.get(table, ()) else otherwise
 
 
 def check_index(c: Connection) -> Iterator[FsckProblem]:
@@ -153,7 +196,7 @@ def check_segments(
                 yield FsckProblem(where, "sealed, not yet removed", "the next start", note=True)
             continue
         spooled = c.execute(
-            sa.select(t.id, t.digest, t.segment_offset, datasets.c.spec)
+            sa.select(t.pk, t.id, t.digest, t.segment_offset, datasets.c.spec)
             .join(datasets, datasets.c.pk == t.dataset_pk)
             .where(t.segment_pk == row.pk, t.state == "spooled")
             .order_by(t.segment_offset)
@@ -161,12 +204,14 @@ def check_segments(
         report.checked["spooled"] = report.checked.get("spooled", 0) + len(spooled)
         if row.name not in names:
             if spooled:
-                yield _missing(where, {member.id for member in spooled}, elsewhere)
+                ids = {member.id for member in spooled}
+                yield _missing(where, ids, elsewhere, _cure(report, "segments", row.pk, RESTORE))
             continue
-        yield from _segment(store.path("segments", row.name), where, spooled, deep)
+        path = store.path("segments", row.name)
+        yield from _segment(path, where, spooled, deep, report)
     for name in sorted(names - {row.name for row in rows}):
         where = f"segments/{name}"
-        yield from _segment(store.path("segments", name), where, (), deep)
+        yield from _segment(store.path("segments", name), where, (), deep, report)
         yield FsckProblem(where, "not in the index yet", "the next start", note=True)
     nowhere = c.execute(
         sa.select(t.id)
@@ -175,18 +220,21 @@ def check_segments(
         .where(sa.func.coalesce(segments.c.state, "") != "damaged")
     ).scalars()
     for trajectory_id in nowhere:
-        yield FsckProblem("index.sqlite", f"{trajectory_id} is spooled but in no segment", RESTORE)
+        what = f"{trajectory_id} is spooled but in no segment"
+        yield FsckProblem("index.sqlite", what, REBUILD if report.index_damaged else RESTORE)
 
 
-def _missing(where: str, members: set[str], elsewhere: set[str]) -> FsckProblem:
+def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> FsckProblem:
     lost = len(members - elsewhere)
     what = f"missing, with {pluralize(len(members), 'trajectory', 'trajectories')}"
     if not lost:
         return FsckProblem(where, what, ELSEWHERE, note=True)
-    return FsckProblem(where, f"{what}, {lost} of them in no other file", RESTORE_SHARD)
+    return FsckProblem(where, f"{what}, {lost} of them in no other file", cure)
 
 
-def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckProblem]:
+def _segment(
+    path: Path, where: str, spooled: Any, deep: bool, report: Report
+) -> Iterator[FsckProblem]:
     if path.stat().st_size <= len(MAGIC):
         if spooled:
             yield FsckProblem(
@@ -205,12 +253,15 @@ def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckP
             record = file.record(row.segment_offset)
             entry = record.entry
             if (entry.id, entry.digest) != (row.id, row.digest):
-                raise SegmentDamaged(f"holds {entry.id} where the index has {row.id}")
+                what = f"holds {entry.id}, intact, where the index has {row.id}"
+                yield FsckProblem(where, what, REBUILD)
+                continue
             if deep:
                 spec = EnvSpec.from_json(row.spec)
                 check_digest(entry, record.batch(arrow_schema(spec)), spec)
         except (SegmentDamaged, ShardDamaged, InvalidData) as error:
-            yield FsckProblem(where, f"{row.id}: {error}", RESTORE)
+            cure = _cure(report, "trajectories", row.pk, RESTORE)
+            yield FsckProblem(where, f"{row.id}: {error}", cure)
 
 
 def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator[FsckProblem]:
@@ -227,17 +278,18 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
                 where, "marked for deletion", "the next round of maintenance", note=True
             )
             continue
+        cure = _cure(report, "shards", row["pk"], RESTORE)
         if not path.exists():
             living = sa.select(t.id).where(t.shard_pk == row["pk"], t.state != "evicted")
             if lost := set(c.execute(living).scalars()):
-                yield _missing(where, lost, elsewhere)
+                yield _missing(where, lost, elsewhere, cure)
             continue
         if row["state"] == "quarantined":
             yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)
             continue
         found = examine(path)
         if found.sha256 != row["sha256"]:
-            yield FsckProblem(where, "its content differs from what was written (sha256)", RESTORE)
+            yield FsckProblem(where, "its content differs from what was written (sha256)", cure)
             continue
         if row["checksums"] not in (None, found.checksums):
             yield FsckProblem(
@@ -263,16 +315,19 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
     try:
         footer = read_footer(Source(path))
         if sum(entry.rows for entry in footer.entries) != row["rows"]:
-            yield FsckProblem(where, "the index has a different number of rows", RESTORE)
+            yield FsckProblem(where, "the index has a different number of rows", REBUILD)
         for member in members:
             entry = footer.entries[member.traj_idx]
             here = (entry.id, entry.digest, entry.row_start, entry.rows - 1)
             if here != (member.id, member.digest, member.row_start, member.length):
-                yield FsckProblem(where, f"{member.id}: the footer has {here}", RESTORE)
+                # The whole file has its sha256: the index is at fault.
+                yield FsckProblem(where, f"{member.id}: the footer has {here}", REBUILD)
         if deep:
             for entry, batch in read_batches(Source(path)):
                 check_digest(entry, batch, footer.spec)
-    except (ShardDamaged, InvalidData, IndexError) as error:
+    except IndexError:
+        yield FsckProblem(where, "the index has more trajectories than the file", REBUILD)
+    except (ShardDamaged, InvalidData) as error:
         yield FsckProblem(where, str(error), RESTORE)
 
 
@@ -303,7 +358,7 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             )
 
 
-def check_versions(c: Connection) -> Iterator[FsckProblem]:
+def check_versions(c: Connection, report: Report) -> Iterator[FsckProblem]:
     """Every version's trajectories in the index, against its digest."""
     t, v = trajectories.c, version_trajectories.c
     rows = c.execute(
@@ -314,7 +369,8 @@ def check_versions(c: Connection) -> Iterator[FsckProblem]:
     for row in rows:
         where = f"version {row.dataset}@{row.name}"
         if row.missing:
-            yield FsckProblem(where, f"misses {row.missing} trajectories", RESTORE)
+            cure = REBUILD if report.index_damaged else RESTORE
+            yield FsckProblem(where, f"misses {row.missing} trajectories", cure)
             continue
         members = c.execute(
             sa.select(t.id, t.digest)
@@ -328,20 +384,24 @@ def check_versions(c: Connection) -> Iterator[FsckProblem]:
 def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
     """Every policy, video, version and annotation against its checksum."""
     for table in FILES:
-        rows = c.execute(sa.select(table.c.file, table.c.sha256)).all()
+        rows = c.execute(sa.select(table.c.pk, table.c.file, table.c.sha256)).all()
         report.checked[table.name] = len(rows)
         for row in rows:
             where, path = f"{table.name}/{row.file}", store.path(table.name, row.file)
+            cure = _cure(report, table.name, row.pk, CURES[table.name])
             if not path.exists():
-                yield FsckProblem(where, "missing", CURES[table.name])
+                yield FsckProblem(where, "missing", cure)
             elif examine(path).sha256 != row.sha256:
-                yield FsckProblem(where, "damaged", CURES[table.name])
+                yield FsckProblem(where, "damaged", cure)
 
 
 def check_unknown(db: Database, store: Store, report: Report) -> Iterator[FsckProblem]:
     """Files that no row names, and those in quarantine."""
     for file in unknown_files(db, store):
         where = f"{file.folder}/{file.name}"
+        if report.index_damaged:
+            yield FsckProblem(where, "not in the index, which is damaged", REBUILD)
+            continue
         what = "the index does not know this file"
         yield FsckProblem(where, what, "the next start moves it to quarantine/", note=True)
     aside = quarantined_files(store)

@@ -14,17 +14,21 @@ import json
 import os
 import sqlite3
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from server.fsck import checks
-from server.fsck.checks import Report
-from server.index.db import Database, IndexUnusable
+from server.fsck.checks import FsckProblem, Report
+from server.index.db import REBUILD, Database, IndexUnusable
 from server.index.index_file import refuse_wrong_index
+from server.index.schema_copy import mend_schema
+from server.index.wal import mend_wal
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from stepwell.commands import common
+from stepwell.errors import InvalidData
 
 ABOUT = """\
 Check that the index and the files agree.
@@ -48,6 +52,9 @@ def check(data: Path, *, deep: bool = False) -> Report:
     lock = DirectoryLock(data)
     try:
         store = Store(data)
+        mend_schema(data / "index.sqlite")
+        if trouble := mend_wal(data / "index.sqlite"):
+            raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
         db = Database(data / "index.sqlite")
         try:
             return _check(db, store, deep)
@@ -61,16 +68,32 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
     report = Report()
     with db.read() as connection:
         for found in (
+            checks.check_rows(connection, report),
             checks.check_index(connection),
             checks.check_segments(connection, store, report, deep),
             checks.check_shards(connection, store, report, deep),
             checks.check_snapshots(connection, store, report),
-            checks.check_versions(connection),
+            checks.check_versions(connection, report),
             checks.check_files(connection, store, report),
+            checks.check_unknown(db, store, report),
         ):
-            report.problems.extend(found)
-    report.problems.extend(checks.check_unknown(db, store, report))
+            report.problems.extend(_readable(found, report))
     return report
+
+
+def _readable(found: Iterator[FsckProblem], report: Report) -> Iterator[FsckProblem]:
+    """The problems that a check finds, up to what it cannot read of a damaged index: the other
+    checks go on."""
+    try:
+        yield from found
+    except (sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
+        what = f"cannot be read ({getattr(error, 'orig', error)})"
+        yield FsckProblem("index.sqlite", what, checks.REBUILD)
+    except (ValueError, TypeError, LookupError, AttributeError, InvalidData) as error:
+        if not report.index_damaged:
+            raise
+        what = f"a row cannot be understood ({str(error)[:100]})"
+        yield FsckProblem("index.sqlite", what, checks.REBUILD)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -104,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
             return _rebuild(Path(options.data), as_json=options.json)
         report = check(Path(options.data), deep=options.deep)
     except (DirectoryInUse, IndexUnusable, sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
-        print(f"stepwell: {error}", file=sys.stderr)
+        # Without SQLAlchemy's link, which is about our code.
+        print(f"stepwell: {getattr(error, 'orig', None) or error}", file=sys.stderr)
         return 2
     if options.json:
         document = {

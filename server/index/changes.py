@@ -80,7 +80,8 @@ class ChangeReader:
             for pk, seq in self._db.execute(
                 f"SELECT dataset_pk, seq FROM {table} WHERE change_id > ?{where}", (since,)
             ):
-                dead.setdefault(names[pk], []).append(seq)
+                if pk in names:  # else the dataset's row is lost
+                    dead.setdefault(names[pk], []).append(seq)
         locations = read_columns(self._db, _CHANGED, since)
         return Changes(
             newest,

@@ -34,7 +34,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
+from server.index import row_checksums
+from server.index.lost_rows import read_lost_rows
+from server.index.schema_copy import mend_schema
 from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
+from server.index.wal import mend_wal
 from server.storage.mark import Mark, MarkFile
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -103,6 +107,7 @@ class Database:
         self._write_failed = False
         with self.read() as connection:
             counted = read_counters(connection)
+            self.lost = read_lost_rows(connection)
         self.saved_uptime = float(counted["uptime"]) / 1e3
         self._store_id = counted["store"]
         if mark is not None:
@@ -308,6 +313,7 @@ def connect(path: Path) -> sa.Engine:
 
     def on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        row_checksums.register(connection)
         for pragma in (
             "journal_mode = WAL",
             "synchronous = FULL",
@@ -377,6 +383,7 @@ def upgrade(path: Path) -> str:
     Raises `IndexUnusable` if the file is newer than the code, or older than every migration;
     nothing is changed then.
     """
+    refuse_damage(path)
     found = revision(path)
     if found is None:
         _create(path)
@@ -384,6 +391,27 @@ def upgrade(path: Path) -> str:
         _refuse_unknown(path, found)
         _migrate(path)
     return REVISION
+
+
+def refuse_damage(path: Path) -> None:
+    """Mend the log that a killed service left. Raises `IndexUnusable` if that cannot be done, or if
+    tables, triggers or the revision are not what was written: with another schema no row means what
+    it says. Only while nothing else has the index open."""
+    if not path.exists():
+        return
+    mend_schema(path)
+    if trouble := mend_wal(path):
+        raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            damaged = not row_checksums.schema_is_intact(connection)
+    except sqlite3.DatabaseError as error:
+        raise IndexUnusable(f"{path} is damaged ({error}); rebuild it with: {REBUILD}") from None
+    if damaged:
+        raise IndexUnusable(
+            f"{path} is damaged, or was changed by another program: its schema is not what was"
+            f" written; rebuild it with: {REBUILD}"
+        )
 
 
 def _refuse_unknown(path: Path, found: str | None) -> None:
@@ -421,6 +449,10 @@ def _create(path: Path) -> None:
                 "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
             )
             connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISION,))
+            plain = connection.connection.driver_connection
+            assert plain is not None
+            row_checksums.protect_rows(plain, row_checksums.tables(plain))
+            row_checksums.seal_schema(plain)
     finally:
         engine.dispose()
 

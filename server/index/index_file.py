@@ -7,6 +7,8 @@ import sqlite3
 from pathlib import Path
 
 from server.index.db import REBUILD, IndexUnusable
+from server.index.schema_copy import mend_schema
+from server.index.wal import mend_wal
 from server.storage.mark import Mark, read_mark
 
 DATA = ("shards/*", "segments", "policies", "videos", "versions", "annotations", "quarantine/*")
@@ -52,15 +54,33 @@ def read_index_mark(index: Path) -> Mark | None:
     an earlier version, has Mark(0, 0)."""
     if not index.exists():
         return None
+    mend_wal(index)
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as connection:
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                return None
-            rows = dict(connection.execute("SELECT name, value FROM counters"))
+        return _read_mark(index)
+    except sqlite3.DatabaseError:
+        mend_schema(index)
+    try:
+        return _read_mark(index)
     except sqlite3.DatabaseError as error:
-        if "no such table" in str(error):
-            return Mark(0, 0)
-        raise IndexUnusable(f"{index} is damaged ({error}); rebuild it with: {REBUILD}") from None
+        raise IndexUnusable(
+            f"{index} is damaged ({error}); rebuild it from the files:"
+            f" {REBUILD.replace('DIR', str(index.parent))}"
+        ) from None
+
+
+def _read_mark(index: Path) -> Mark | None:
+    # Without a log, as a clean stop leaves it, SQLite must not make one.
+    log = index.with_name(f"{index.name}-wal")
+    how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(f"file:{index}?{how}", uri=True)) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return None
+        try:
+            rows = dict(connection.execute("SELECT name, value FROM counters"))
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return Mark(0, 0)
+            raise
     return Mark(int(rows.get("store", 0)), int(rows.get("serial", 0)))
 
 

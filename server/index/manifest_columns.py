@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stepwell.manifest import SCHEMA as MANIFEST
@@ -60,10 +61,11 @@ def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBat
     shards: dict[int, str | None] = {0: None}
     for pk in np.unique(made["shard_pk"]).tolist():
         if pk:
-            shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
+            row = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()
+            shards[pk] = row and row[0]  # None: its row is lost
     made["shard"] = _named(made["shard_pk"], shards)
-    made["usable"] = made["shard"].is_valid()
     made["dataset"] = _named(made["dataset_pk"], dict(db.execute("SELECT pk, name FROM datasets")))
+    made["usable"] = pc.and_(made["shard"].is_valid(), made["dataset"].is_valid())
     # As exact text this column would take as long as all the others together.
     returns = db.execute(f'SELECT t."return" FROM {rows}', given).fetchall()
     made["return"] = np.array(returns, np.float64).reshape(-1)
@@ -82,7 +84,7 @@ def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBat
 
 def _named(column: NDArray[np.int64], names: Mapping[int, str | None]) -> pa.DictionaryArray:
     codes, place = np.unique(column, return_inverse=True)
-    texts = [names[code] for code in codes.tolist()]
+    texts = [names.get(code) for code in codes.tolist()]
     valid = np.asarray([text is not None for text in texts], bool)[place]
     return pa.DictionaryArray.from_arrays(
         pa.array(place.astype(np.int32), mask=~valid),

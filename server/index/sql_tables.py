@@ -111,6 +111,9 @@ EXCLUDED = """
     FROM segments AS g CROSS JOIN trajectories AS t ON t.segment_pk = g.pk
     JOIN datasets AS d ON d.pk = t.dataset_pk
     WHERE g.state = 'damaged' AND t.state = 'spooled' GROUP BY d.name, g.name
+    UNION ALL
+    SELECT dataset, 'index.sqlite', count(*) FROM lost_rows
+    WHERE table_name = 'trajectories' AND dataset <> '' GROUP BY dataset
     ORDER BY 1, 2
 """
 """(dataset, file, trajectories): trajectories in damaged files, which are in no `steps`.

@@ -13,6 +13,9 @@
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
           └─< evaluations ─< videos               saved_queries   deleted_files
     programs                                      what a launcher can be asked to start
+    lost_rows                                     rows that were damaged and are left out
+
+Every table also has a column `crc`, which no statement names: row_checksums.py.
 
 Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
 seconds; db.py), which no jump of the wall clock changes. JSON is stored as text; it is a `Text`
@@ -46,7 +49,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0019"
+REVISION = "0020"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -589,6 +592,19 @@ saved_queries = Table(
     Column("owner", Text, nullable=False),  # token id, or "local"
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
+)
+
+# --- damage ---------------------------------------------------------------------------------------
+
+lost_rows = Table(
+    "lost_rows",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("table_name", String(64), nullable=False),
+    Column("key", Text, nullable=False),  # its primary key, a JSON list
+    Column("name", Text, nullable=False),  # its public id or name; "" if it has none
+    Column("dataset", Text, nullable=False),  # the name of the dataset it belongs to, or ""
+    Column("found_at", Float, nullable=False),
 )
 
 # --- triggers -------------------------------------------------------------------------------------

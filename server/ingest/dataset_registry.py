@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_dataset_pk, write_audit
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import datasets
 from server.problems import ProblemError, not_found
 from stepwell.messages import Capacity, CreateDataset
@@ -46,6 +47,8 @@ class DatasetRegistry:
                     )
                 ).one_or_none()
             if row is None:
+                with self._db.read() as connection:
+                    refuse_if_lost(connection, datasets, name)
                 raise not_found("dataset", name)
             spec = EnvSpec.from_json(row.spec)
             found = RegisteredDataset(row.pk, name, spec, row.spec_digest, arrow_schema(spec))
@@ -73,6 +76,7 @@ def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec, w
             expected=f"a layout with digest {taken}, or another name",
             got=spec.digest,
         )
+    refuse_if_lost(connection, datasets, body.name)
     pk = next_dataset_pk(connection)
     connection.execute(
         sa.insert(datasets).values(

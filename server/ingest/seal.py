@@ -182,18 +182,21 @@ class Sealer:
                 sa.select(
                     t.pk, t.id, t.dataset_pk, t.seq, t.partition, t.segment_offset, datasets.c.name
                 )
-                .join(datasets, datasets.c.pk == t.dataset_pk)
+                .outerjoin(datasets, datasets.c.pk == t.dataset_pk)
                 .where(t.segment_pk == segment.pk, t.state == "spooled")
                 .order_by(t.dataset_pk, t.partition, t.seq)
             ).all()
+        # Of a dataset whose row is lost: they wait in their segment for a rebuild.
+        stranded = [row.id for row in rows if row.name is None]
+        rows = [row for row in rows if row.name is not None]
         failpoint("seal.before_tmp")
         made: list[NewShard] = []
-        damaged: list[str] = []
+        damaged: list[str] = stranded
         try:
             file = SegmentFile(self._store.path("segments", segment.name)) if rows else None
         except (SegmentDamaged, FileNotFoundError):
             # The segment is kept: flushing everything else must not wait for it indefinitely.
-            file, damaged = None, [row.id for row in rows]
+            file, damaged = None, [*stranded, *(row.id for row in rows)]
         if file is not None:
             for _, members in groupby(rows, key=lambda row: (row.dataset_pk, row.partition)):
                 shard = self._write(file, list(members), damaged)

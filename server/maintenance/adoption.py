@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 
 from server.checksums import Source, examine
 from server.index.db import Database, next_change_id
-from server.index.tables import FILES, segments, shards, trajectories
+from server.index.tables import FILES, lost_rows, segments, shards, trajectories
 from server.ingest.index_rows import chunks, insert_segment
 from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.segments import SegmentDamaged, SegmentFile
@@ -108,6 +108,18 @@ def _missing_trajectories(connection: Connection, store: Store) -> Missing:
                 sa.select(t.id, t.pk, t.digest).where(column.in_(some), t.state != "evicted")
             )
             missing.trajectories |= {row.id: (row.pk, row.digest) for row in found}
+    if connection.execute(sa.select(lost_rows.c.pk).limit(1)).first() is not None:
+        # A row of shards or segments may be lost: its trajectories refer to nothing.
+        found = connection.execute(
+            sa.select(t.id, t.pk, t.digest).where(
+                t.state != "evicted",
+                sa.case(
+                    (t.state == "spooled", t.segment_pk.not_in(sa.select(g.pk))),
+                    else_=t.shard_pk.not_in(sa.select(s.pk)),
+                ),
+            )
+        )
+        missing.trajectories |= {row.id: (row.pk, row.digest) for row in found}
     return missing
 
 

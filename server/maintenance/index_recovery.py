@@ -20,7 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import examine
+from server.index.schema_copy import mend_schema
+from server.index.table_reader import TableReader
 from server.index.tables import FILES, metadata, policies, videos
+from server.index.wal import mend_wal
 from server.maintenance.described_files import add_policy, add_video
 from server.storage.store import QUARANTINE, Store
 from stepwell.errors import InvalidData
@@ -62,6 +65,8 @@ class Recovered:
 def from_old_index(connection: Connection, store: Store, old: Path | None) -> Recovered:
     """Copy the registry of the index file `old`, and read its settings of datasets and labels."""
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
+    if old is not None:
+        mend_schema(old)
     if old is None or not _is_index(old):
         found.lost += [
             "runs with their metrics and logs, evaluations with their videos, tokens, the audit,"
@@ -72,7 +77,12 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         return found
     files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
+    if trouble := mend_wal(old):
+        found.lost.append(f"changes in the log of the old index ({trouble})")
     with contextlib.closing(sqlite3.connect(f"file:{old}?mode=ro", uri=True)) as source:
+        # A damaged text may be no text: its row is then lost, and not those behind it.
+        source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        found.lost += _lost_before(source)
         for table in TABLES:
             columns = metadata.tables[table].c
             rows = _Rows(source, table, [column.name for column in columns])
@@ -95,6 +105,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 found.lost.append(
                     f"{table}: {found.counts[table]} rows read, the others lost ({rows.trouble})"
                 )
+            found.lost += [f"{table}: the row {_described(row)} is damaged" for row in rows.lost]
         rows = _Rows(source, "datasets", ["name", *DATASET])
         for row in rows:
             name, dataset = row.pop("name"), _dataset(row)
@@ -102,6 +113,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 found.datasets[name] = dataset
             else:
                 found.lost.append(f"dataset {name}: its row in the old index is damaged")
+        found.lost += [f"settings of the dataset {_described(row)}: damaged" for row in rows.lost]
         names = {row["pk"]: row["name"] for row in _Rows(source, "datasets", ["pk", "name"])}
         labelled = ["id", "dataset_pk", "state", "partition", *LABELS]
         labels = _Rows(source, "trajectories", labelled)
@@ -113,7 +125,10 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 continue  # most rows: no labels were set
             if row["partition"] in ("fifo", "protected") and _lists(row["tags"], row["flags"]):
                 found.labels[row.pop("id")] = row
-        if labels.trouble:
+        found.lost += [
+            f"labels of the trajectory {_described(row)}: damaged" for row in labels.lost
+        ]
+        if labels.trouble or labels.lost or _has_lost_trajectories(source):
             # Which trajectories are protected is unknown, so none may be evicted.
             for row in found.datasets.values():
                 row |= dict.fromkeys(CAPACITY)
@@ -159,6 +174,30 @@ def _is_index(path: Path) -> bool:
             return False
 
 
+def _lost_before(source: sqlite3.Connection) -> list[str]:
+    """What an earlier start has left out of the old index (maintenance/index_repair.py)."""
+    rows = _Rows(source, "lost_rows", ["table_name", "key", "name", "dataset"])
+    return [
+        f"{row['table_name']}: the row {row['name'] or row['key']} was damaged"
+        + (f" (of dataset {row['dataset']})" if row["dataset"] else "")
+        for row in rows
+        if row["table_name"] in (*TABLES, "datasets", "trajectories")
+    ]
+
+
+def _has_lost_trajectories(source: sqlite3.Connection) -> bool:
+    rows = _Rows(source, "lost_rows", ["table_name"])
+    return any(row["table_name"] == "trajectories" for row in rows)
+
+
+def _described(row: dict[str, Any]) -> str:
+    """A damaged row by what is known of it."""
+    name = next((row[key] for key in ("id", "name", "key", "alias") if row.get(key)), None)
+    known = {k: v for k, v in row.items() if k in ("pk", "run_pk", "version", "step", "seed")}
+    text = str(name if name is not None else known)[:80]
+    return text.encode("utf-8", "replace").decode()
+
+
 def _lists(*texts: Any) -> bool:
     """Whether all texts are JSON lists: a damaged page may contain anything."""
     try:
@@ -168,24 +207,27 @@ def _lists(*texts: Any) -> bool:
 
 
 class _Rows:
-    """Rows of a table of another file, as dicts, up to the first unreadable one."""
+    """Intact rows of a table of another file, as dicts."""
 
     def __init__(self, source: sqlite3.Connection, table: str, columns: Sequence[str]):
         self._source, self._table, self._columns = source, table, columns
         self.trouble = ""
-        """Why reading stopped early."""
+        """Why a part was not read."""
+        self.lost: list[dict[str, Any]] = []
+        """What is known of damaged and unread rows."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
-            there = {row[1] for row in self._source.execute(f"PRAGMA table_info({self._table})")}
-            names = [name for name in self._columns if name in there]
+            reader = TableReader(self._source, self._table)
+            names = [name for name in self._columns if name in reader.columns]
             if not names:
                 # Indexes from before revision 0012 have no videos.
                 self.trouble = "" if self._table == "videos" else "there is no such table"
                 return
-            cursor = self._source.execute(f"SELECT {', '.join(names)} FROM {self._table}")
-            for row in cursor:
-                yield dict(zip(names, row, strict=True))
+            for row in reader.rows():
+                yield {name: row[name] for name in names}
+            self.lost = reader.lost()
+            self.trouble = reader.unread
         except sqlite3.DatabaseError as error:
             self.trouble = str(error)
 

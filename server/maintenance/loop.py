@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ import structlog
 from server.auth import TokenStore
 from server.index.db import Database
 from server.index.deleted_files import delete_given_up
+from server.index.table_reader import first_wrong_row
 from server.ingest.pipeline import Ingest
 from server.ingest.seal import delete_consumed
 from server.integrity import IntegrityChecker
@@ -32,6 +34,8 @@ log = structlog.get_logger("stepwell.maintenance")
 SWEEP_EVERY = 600.0
 UNKNOWN_AGE = 3600.0
 """Seconds after which an unknown file is quarantined."""
+LOOK_EVERY = 86_400.0
+"""Seconds between two looks at all rows of the index."""
 SAVE_UPTIME_EVERY = 10.0
 """Seconds of uptime that a crash may lose while a deadline is pending."""
 
@@ -54,16 +58,17 @@ class MaintenanceLoop:
         self.aside: list[str] = []
         """Files in quarantine that hold what the index does not know, for /readyz."""
         self._swept = time.monotonic()
-        self._looked = False
+        self._look_at = time.monotonic()
         interval = settings.maintenance_interval
         self._loop = BackgroundLoop(
             "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
         )
-        delete_marked(db, store)
-        delete_given_up(db, store)
-        # No other thread runs yet, so no unknown file belongs to a running transaction.
         self._sweeper = UnknownFileSweeper(db, store)
-        self._sweeper.round(older_than=0.0)
+        if not db.lost:
+            delete_marked(db, store)
+            delete_given_up(db, store)
+            # No other thread runs yet, so no unknown file belongs to a running transaction.
+            self._sweeper.round(older_than=0.0)
         self._look_at_quarantine()
 
     def start(self) -> None:
@@ -79,12 +84,12 @@ class MaintenanceLoop:
         return self._index_trouble or self._loop.trouble
 
     def _work(self) -> None:
-        if self._looked:
-            self.round()
-        else:
+        if time.monotonic() >= self._look_at:
             self._look_at_index()
             describe_undescribed(self._db, self._store)
-            self._looked = True
+            self._look_at = time.monotonic() + LOOK_EVERY
+        else:
+            self.round()
 
     def _say(self, name: str, error: BaseException) -> None:
         """Log the failure once, not in every round: a full disk fails again."""
@@ -106,17 +111,23 @@ class MaintenanceLoop:
             log.warning("files in quarantine hold what the index does not know", files=self.aside)
 
     def _look_at_index(self) -> None:
-        """SQLite notices a damaged page only when it reads it, perhaps in a year: check now."""
+        """A damaged page is noticed when SQLite reads it, a damaged row by the next start, both
+        perhaps in a year: look now."""
         try:
             with self._db.read() as connection:
                 found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-        except sa.exc.DatabaseError as error:
-            found = str(error.orig)
+                plain = connection.connection.driver_connection
+                assert plain is not None
+                if found == "ok" and (wrong := first_wrong_row(plain)):
+                    found = wrong
+        except (sa.exc.DatabaseError, sqlite3.DatabaseError) as error:
+            found = str(getattr(error, "orig", error))
         if found != "ok":
-            self._index_trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[
-                :300
-            ]
-            log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
+            self._index_trouble = (
+                f"the index is damaged ({found}): restart the service, which leaves out what is"
+                " lost, or stop it and run stepwell fsck --rebuild --data DIR"
+            )[:400]
+            log.error("the index is damaged: restart the service, or rebuild it", found=found)
 
     def round(self) -> None:
         """Run everything that is due now."""
@@ -130,6 +141,8 @@ class MaintenanceLoop:
         elif now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and has_deadlines(self._db):
             self._db.save_uptime()
         self._tokens.save_last_used()
+        if self._db.lost:
+            return  # a lost row may be what says that a file is needed
         apply_retention(self._settings, self._db, self._store, now)
         delete_consumed(self._db, self._store)
         delete_given_up(self._db, self._store)

@@ -47,6 +47,8 @@ def _health(service: ServiceDep, request: Request) -> Health:
     loops = (service.ingest.committer.loop, service.ingest.sealer.loop)
     others = (service.maintenance, service.scrub, service.snapshots.cache, service.mirror)
     why += [part.trouble for part in (*loops, *others) if part.trouble]
+    if service.db.lost:
+        why.append(service.db.lost.sentence())
     if bad := sorted(service.integrity.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
     if bad := sorted(service.integrity.damaged_files | service.ingest.sealer.damaged):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter
@@ -29,7 +30,7 @@ def list_jobs(
 
 @router.post("/check_index", status_code=202)
 def check_index(service: ServiceDep, caller: Caller) -> JobAccepted:
-    """Check the index while the service runs: SQLite's own checks, triggers and totals.
+    """Check the index while the service runs: every row, SQLite's own checks, triggers, totals.
 
     Its files are not read: `stepwell fsck` does that, while no service runs.
     """
@@ -37,7 +38,8 @@ def check_index(service: ServiceDep, caller: Caller) -> JobAccepted:
     def work(context: JobContext) -> dict[str, Any]:
         with service.db.read() as connection:  # one state of the index, whatever is written
             found = []
-            for problem in checks.check_index(connection):
+            rows = checks.check_rows(connection, checks.Report())
+            for problem in chain(rows, checks.check_index(connection)):
                 found.append(asdict(problem))
                 context.check()
         return {"clean": not found, "problems": found}

@@ -22,9 +22,10 @@ from starlette.concurrency import run_in_threadpool
 
 from server.checksums import Source
 from server.index.db import find_pk, first_rows, write_audit
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import policies, policy_aliases, runs
 from server.maintenance.described_files import policy_description
-from server.problems import ProblemError
+from server.problems import ProblemError, index_damaged
 from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
 from server.routes.runs import find_run
 from server.service import AccessDep, Caller, Cursor, Limit, Service, ServiceDep, raw_body
@@ -133,6 +134,7 @@ def _insert(
             got=f"sha256 {stored.sha256}",
         )
     if found is None:
+        refuse_if_lost(c, policies, f"{run}/{version}")
         c.execute(
             sa.insert(policies).values(
                 run_pk=run_pk,
@@ -187,6 +189,9 @@ def get_policy(
     with service.db.read() as c:
         run_pk = find_run(c, name, access)
         row = _which(c, run_pk, which)
+        if not which.isdecimal() and service.db.lost.of("policies", "policy_aliases"):
+            # The one it means may be among the lost.
+            raise index_damaged(service.db.lost.sentence())
         if row is None:
             raise _absent(c, name, run_pk, which)
     headers = {

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.index import run_conditions
 from server.index.db import count_audit, equal, find_pk, first_rows, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
 from server.rights import Access
@@ -83,6 +84,7 @@ def create_run(service: ServiceDep, body: CreateRun, response: Response, access:
         else:
             if body.parent is not None:
                 find_run(c, body.parent, access)
+            refuse_if_lost(c, runs, body.name)
             times = {"created_at": now, "heartbeat_at": now}
             given = body.model_dump(exclude={"exist_ok"})
             c.execute(sa.insert(runs).values(status="running", owner=access.who, **times, **given))

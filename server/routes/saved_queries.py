@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from sqlalchemy.engine import Connection
 
 from server.index.db import first_rows, newest_first, write_audit
+from server.index.lost_rows import refuse_if_lost
 from server.index.tables import saved_queries
 from server.problems import not_found
 from server.service import AccessDep, Cursor, Limit, ServiceDep
@@ -45,6 +46,7 @@ def save_query(service: ServiceDep, name: Name, body: SaveQuery, access: AccessD
     with service.db.write() as connection:
         old = connection.execute(sa.select(saved_queries).where(q.name == name)).mappings().first()
         if old is None:
+            refuse_if_lost(connection, saved_queries, name)
             made = {"name": name, "owner": access.who, "created_at": now}
             connection.execute(sa.insert(saved_queries).values(**values, **made))
         else:

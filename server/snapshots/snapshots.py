@@ -28,6 +28,7 @@ from sqlalchemy.engine import Connection
 from server.checksums import Corrupt
 from server.index.db import Database, count_audit, find_pk, first_rows, write_audit
 from server.index.deleted_files import give_up_files
+from server.index.lost_rows import as_documents
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots, versions
 from server.ingest.validate import difference as layouts_differ
@@ -115,6 +116,12 @@ class Snapshots:
             headers={"Retry-After": "1"},
         )
 
+    def _lost(self, sources: tuple[Component, ...]) -> list[dict[str, Any]]:
+        """What the index has lost of the datasets that the sources read."""
+        named = {source.dataset for source in sources}
+        found = self._db.lost.excluded("trajectories") if self._db.lost else []
+        return as_documents(one for one in found if None in named or one[0] in (*named, ""))
+
     def _create(
         self, body: CreateSnapshot, sources: tuple[Component, ...], who: str, *, again: bool
     ) -> Snapshot:
@@ -151,7 +158,7 @@ class Snapshots:
                 datasets=sorted({dataset for _, dataset, _ in found.blocks}),
                 file=name,
                 **(counts if body.since is not None else {}),
-                excluded=_excluded(found.damaged),
+                excluded=_excluded(found.damaged) + self._lost(sources),
                 **chain,
             )
             expires = self._db.uptime() + FIRST_TTL

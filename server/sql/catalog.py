@@ -10,6 +10,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from server.index.lost_rows import NOTHING_LOST, LostRows
 from server.index.mirror import MirrorState
 from server.index.sql_tables import TABLES
 from stepwell.messages import Column, QuerySchema, Table
@@ -60,7 +61,9 @@ DESCRIPTIONS = {
 }
 
 
-def catalog(state: MirrorState, known: MirrorState | None = None) -> dict[str, Any]:
+def catalog(
+    state: MirrorState, known: MirrorState | None = None, lost: LostRows = NOTHING_LOST
+) -> dict[str, Any]:
     """The whole surface in the worker's format (plain JSON); what changed since `known`, if given.
 
     `merged` applies changes.
@@ -83,6 +86,7 @@ def catalog(state: MirrorState, known: MirrorState | None = None) -> dict[str, A
         },
         "whole": known is None,
         "gone": [] if known is None else [name for name in known.specs if name not in state.specs],
+        "lost": {name: lost.excluded(name) for name in (*TABLES, "steps")} if lost else {},
         "common": COMMON,
     }
 

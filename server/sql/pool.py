@@ -30,9 +30,10 @@ import orjson
 import pyarrow as pa
 import structlog
 
+from server.index.lost_rows import NOTHING_LOST, LostRows
 from server.index.mirror import Mirror, MirrorState
 from server.index.sql_tables import TABLES
-from server.problems import ProblemError, not_found
+from server.problems import ProblemError, index_damaged, not_found
 from server.settings import Settings
 from server.sql.catalog import catalog
 from server.sql.fair_queue import FairQueue
@@ -79,10 +80,12 @@ class SqlPool:
         settings: Settings,
         mirror: Mirror,
         on_damage: Callable[[list[str]], object] = lambda _files: None,
+        lost: LostRows = NOTHING_LOST,
     ):
         workers, waiting = settings.sql_workers, settings.sql_queue
         self._data = settings.data.resolve()
         self._mirror = mirror
+        self._lost = lost
         self._workers = workers
         self.memory = Memory.of(settings.sql_memory, workers)
         self._max_timeout = settings.sql_max_timeout
@@ -168,6 +171,8 @@ class SqlPool:
                 code=header.get("code", "ok"),
             )
         if not header["ok"]:
+            if any(row.name in sql for row in self._lost.of("datasets")):
+                raise index_damaged(self._lost.sentence())
             raise _refused(header, seconds)
         result = Result(
             [Column(**column) for column in header["columns"]],
@@ -267,6 +272,8 @@ class SqlPool:
             return state
         if "steps" not in text:  # specs are refreshed only for queries of steps
             return self._state(f"{text} steps", dataset, deadline)
+        if any(row.name == dataset for row in self._lost.of("datasets")):
+            raise index_damaged(self._lost.sentence())
         raise not_found("dataset", dataset, state.specs)
 
     def _ask_again(
@@ -316,7 +323,7 @@ class SqlPool:
         try:
             known, worker.known = worker.known, None  # unknown until it has answered
             if state is not None and (known is None or known.version != state.version):
-                request = {**request, "catalog": catalog(state, known)}
+                request = {**request, "catalog": catalog(state, known, self._lost)}
                 request |= _checksums_for(known, state)
             seconds = max(0.0, deadline - time.monotonic())
             request = {**request, "seconds": seconds}

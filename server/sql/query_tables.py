@@ -20,6 +20,7 @@ def merged(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         "tables": {**known["tables"], **changes["tables"]},
         # Sorted by name, as all at once are: the first of equals gives `steps` its columns.
         "datasets": dict(sorted((datasets | changes["datasets"]).items())),
+        "lost": changes["lost"],
         "common": changes["common"],
     }
 
@@ -37,7 +38,7 @@ def make_tables(
 
     `numbered`: the `id` of a trajectory is its `_pk`, so that text is neither read nor joined.
     `only_steps`: datasets of which bare `steps` can return rows (dataset_filter.py); None for all.
-    Returns the damaged files that are left out of the steps that it names.
+    Returns the damaged files that are left out of the steps that it names, and what the index lost.
     """
     names = {name for schema, name in wanted if schema in ("", "main")}
     schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
@@ -87,10 +88,17 @@ def make_tables(
         connection.execute(f"CREATE VIEW steps AS {bare_steps}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+    left_out = {
+        (name, file): count for name, entry in chosen.items() for file, count in entry["excluded"]
+    }
+    for table, missing in catalog["lost"].items():
+        for name, file, count in missing:
+            asked = table in names if table != "steps" else name in schemas
+            if asked or (table == "steps" and bare and dataset in (None, name)):
+                left_out[name, file] = count
     return [
         {"dataset": name, "file": file, "trajectories": count}
-        for name, entry in chosen.items()
-        for file, count in entry["excluded"]
+        for (name, file), count in left_out.items()
     ]
 
 

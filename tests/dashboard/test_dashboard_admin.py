@@ -1,6 +1,5 @@
 """Tokens: created and revoked on the page Admin, asked for where they are needed."""
 
-import sqlite3
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ from dashboard import api
 from stepwell import Client
 from stepwell.errors import Unauthorized
 from stepwell.testing import make_spec, make_trajectory
+from tests.index_file import write_index
 
 Page = Callable[..., AppTest]
 
@@ -138,7 +138,7 @@ def test_the_index_is_checked_from_the_page(fresh_service, page: Page) -> None:
         fine(drawn)
         (job,) = client.jobs()
         assert client.wait_job(job.id).result == {"clean": True, "problems": []}
-        with sqlite3.connect(fresh_service.data / "index.sqlite") as index:
+        with write_index(fresh_service.data / "index.sqlite") as index:
             index.execute("INSERT INTO tombstones VALUES ('a', 1, 1, '', 0, 0)")
             index.execute("DROP TRIGGER living_shard")
         job = client.wait_job(client.check_index().id)

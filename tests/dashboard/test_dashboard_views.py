@@ -2,7 +2,6 @@
 
 import io
 import shlex
-import sqlite3
 import time
 import uuid
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from stepwell.confidence_intervals import iqm
 from stepwell.doctor import Report
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
+from tests.index_file import write_index
 
 Page = Callable[..., AppTest]
 SQL_WORDS = ("SELECT", "WITH")
@@ -207,11 +207,10 @@ def test_what_needs_attention_is_named_and_counted_over_all_there_is(
         for i in range(130):
             client.create_run(f"quiet-{i:03d}", "train")
         # Nobody reports for an hour, as the index has it.
-        with sqlite3.connect(fresh_service.data / "index.sqlite", timeout=60) as index:
+        with write_index(fresh_service.data / "index.sqlite", timeout=60) as index:
             index.execute(
                 "UPDATE runs SET heartbeat_at = heartbeat_at - 3600 WHERE name LIKE 'quiet%'"
             )
-        index.close()
         client.create_run("newest", "train")
         api.refresh()
         drawn.run()

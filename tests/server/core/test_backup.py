@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -294,22 +291,3 @@ def test_an_interrupted_backup_is_no_backup(
     for path, written in copied.items():
         if path.split("/")[0] in named:
             assert again[path] == written, "it was used"
-
-
-def test_an_index_without_tables_of_this_version_is_migrated_in_the_copy(
-    start: Callable[..., Any], target: Path, tmp_path: Path
-) -> None:
-    live = start()
-    grow(live, 1)
-    expected = state(live)
-    live.service.close()
-    with closing(sqlite3.connect(live.data / "index.sqlite")) as index:
-        index.execute("DROP TABLE deleted_files")
-        index.execute("DELETE FROM counters WHERE name IN ('serial', 'store')")
-        index.execute("UPDATE alembic_version SET version_num = '0017'")
-        index.commit()
-    (live.data / "mark").unlink()
-    assert backup([str(target), "--data", str(live.data)]) == 0
-    assert restore([str(target), "--data", str(tmp_path / "new")]) == 0
-    assert state(start(data=tmp_path / "new")) == expected
-    shutil.rmtree(tmp_path / "new")

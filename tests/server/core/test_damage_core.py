@@ -18,6 +18,7 @@ from server.maintenance.rebuild import rebuild
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.index_file import write_index
 
 SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
@@ -170,10 +171,8 @@ def test_fsck_sees_what_would_lose_or_double_data_later(
     live.create()
     live.post(make(2))
     data = copy_of(live, tmp_path / "copy")
-    connection = sqlite3.connect(data / "index.sqlite")
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+    with write_index(data / "index.sqlite") as index:
+        index.execute(statement)
     found = [f for f in fsck.check(data).problems if not f.note]
     assert found and all(what in f.what for f in found)
 
@@ -184,11 +183,9 @@ def test_fsck_sees_a_living_trajectory_in_a_shard_that_is_given_up(
     live = start()
     two_shards(live)
     data = copy_of(live, tmp_path / "copy")
-    connection = sqlite3.connect(data / "index.sqlite")
-    connection.execute("DROP TRIGGER living_shard")
-    connection.execute("UPDATE shards SET state = 'deleted' WHERE pk = 1")
-    connection.commit()
-    connection.close()
+    with write_index(data / "index.sqlite") as index:
+        index.execute("DROP TRIGGER living_shard")
+        index.execute("UPDATE shards SET state = 'deleted' WHERE pk = 1")
     found = [f.what for f in fsck.check(data).problems if not f.note]
     assert any("its shard is missing or about to be deleted" in what for what in found)
     assert "the trigger living_shard is missing" in found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from server.fsck import main as fsck
 from stepwell.testing import make_spec, make_trajectory
+from tests.index_file import write_index
 
 SPEC = make_spec(observation=3, action=2)
 SQL_WORKERS = 1
@@ -44,9 +44,8 @@ def first(data: Path, pattern: str) -> Path:
 
 
 def sql(data: Path, statement: str) -> None:
-    with sqlite3.connect(data / "index.sqlite") as index:
+    with write_index(data / "index.sqlite") as index:
         index.execute(statement)
-    index.close()
 
 
 def flip(path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.fsck import main as fsck
+from server.index import row_checksums
 from server.index.db import IndexUnusable
 from server.index.tables import segments, trajectories
 from server.maintenance.rebuild import rebuild
@@ -22,6 +21,7 @@ from server.service import Service
 from server.storage.store import DirectoryInUse
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.index_file import write_index
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
@@ -91,13 +91,12 @@ def test_a_whole_record_without_a_row_is_indexed_once(
 ) -> None:
     """Died between fsync and commit: its sender was told nothing and will be told `duplicate`."""
     data, sent = crashed
-    with sqlite3.connect(data / "index.sqlite") as index:
+    with write_index(data / "index.sqlite") as index:
         index.execute("DELETE FROM trajectories WHERE seq > 3")
         index.execute("UPDATE datasets SET next_seq = 4")
         index.execute("UPDATE partition_stats SET trajectories = 3, steps = 15, bytes = 0")
         size = index.execute("SELECT sum(bytes) FROM trajectories").fetchone()[0]
         index.execute("UPDATE partition_stats SET bytes = ?", (size,))
-    index.close()
     live = reopen(start, data)
     assert [(i["id"], i["seq"]) for i in live.listing()] == [
         (t.id, n) for n, t in enumerate(sent, 1)
@@ -113,11 +112,10 @@ def test_a_segment_that_is_all_new_to_the_index_is_taken_in(
 ) -> None:
     """Died before the first commit: not even the segment's own row exists."""
     data, sent = crashed
-    with sqlite3.connect(data / "index.sqlite") as index:
+    with write_index(data / "index.sqlite") as index:
         index.execute("DELETE FROM trajectories")
         index.execute("DELETE FROM segments")
         index.execute("DELETE FROM partition_stats")
-    index.close()
     live = reopen(start, data)
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
     assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
@@ -381,7 +379,9 @@ def make_old(data: Path, *statements: str) -> None:
     without videos."""
     for video in (data / "videos").iterdir():
         video.unlink()
-    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+    with write_index(data / "index.sqlite") as index:
+        for table in row_checksums.tables(index):
+            index.execute(f"ALTER TABLE {table} DROP COLUMN crc")
         index.execute("ALTER TABLE policies DROP COLUMN checksums")
         index.execute("DROP TABLE videos")
         index.execute("UPDATE alembic_version SET version_num = '0004'")
@@ -435,7 +435,7 @@ def test_a_rebuild_counts_the_rows_that_it_inserts(
 ) -> None:
     """Rows that break a constraint, or refer to nothing, are named."""
     data = crash(registered[0], tmp_path / "odd")
-    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+    with write_index(data / "index.sqlite") as index:
         index.executescript(
             "DROP TABLE policy_aliases; CREATE TABLE policy_aliases (run_pk, alias, policy_pk);"
             "INSERT INTO policy_aliases VALUES (1, 'a', 1), (1, 'a', 2), (77, 'b', 1);"
@@ -485,7 +485,7 @@ def test_a_rebuild_keeps_datasets_of_the_old_index_as_they_were(
     live.create("empty", spec=make_rich_spec(), description="soon", capacity={"steps": 9})
     before = [live.dataset(name) for name in ("d", "empty")]
     data = crash(live, tmp_path / "old")
-    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+    with write_index(data / "index.sqlite") as index:
         index.execute("UPDATE datasets SET next_seq = 50 WHERE name = 'd'")
         index.commit()
     assert rebuild(data).datasets == 2
@@ -507,7 +507,7 @@ def test_a_rebuild_leaves_out_files_of_an_earlier_dataset_with_another_layout(
     live.post(make(1, first=20))
     data = crash(live, tmp_path / "old")
     spec = make_rich_spec()
-    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+    with write_index(data / "index.sqlite") as index:
         values = (json.dumps(spec.to_json()), spec.digest)
         index.execute("UPDATE datasets SET spec = ?, spec_digest = ?", values)
         index.commit()
@@ -522,11 +522,10 @@ def test_where_protection_cannot_be_read_nothing_is_evicted(
 ) -> None:
     """A limit would take what was protected; it is for a person to set again."""
     data = crash(registered[0], tmp_path / "unknown")
-    with sqlite3.connect(data / "index.sqlite") as index:
+    with write_index(data / "index.sqlite") as index:
         index.execute("PRAGMA foreign_keys = OFF")
         index.execute("DROP TABLE trajectories")
         index.execute("UPDATE datasets SET capacity_trajectories = 1")
-    index.close()
     result = rebuild(data)
     assert result.trajectories == 4 and any("capacities" in line for line in result.lost)
     assert reopen(start, data).dataset()["capacity"]["trajectories"] is None

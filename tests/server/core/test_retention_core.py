@@ -294,13 +294,16 @@ def test_protecting_and_demoting_move_the_totals_and_leave_an_audit_row(live: An
     assert [tuple(row) for row in rows] == [("local", "demote", first.id)]
 
 
+COLUMNS = ", ".join(f'"{column.name}"' for column in trajectories.c)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "DELETE FROM trajectories",
         "UPDATE trajectories SET state = 'evicted'",
         "UPDATE trajectories SET partition = 'fifo'",
-        "REPLACE INTO trajectories SELECT * FROM trajectories",
+        f"REPLACE INTO trajectories ({COLUMNS}) SELECT {COLUMNS} FROM trajectories",
         "UPDATE segments SET state = 'consumed'",
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -24,6 +23,7 @@ from server.settings import Settings
 from server.storage.store import DirectoryLock
 from stepwell.messages import CreateToken
 from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.index_file import write_index
 
 
 def test_settings_come_from_the_environment_and_know_loopback(
@@ -148,9 +148,8 @@ def test_an_index_of_a_newer_version_is_left_alone(
     start: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start().service.close()
-    with sqlite3.connect(tmp_path / "data" / "index.sqlite") as index:
+    with write_index(tmp_path / "data" / "index.sqlite") as index:
         index.execute("UPDATE alembic_version SET version_num = '9999'")
-    index.close()
     assert main(["--data", str(tmp_path / "data"), "--port", "0"]) == 1
     error = capsys.readouterr().err
     assert "newer" in error and "9999" in error
@@ -166,10 +165,10 @@ def test_an_index_from_before_the_first_release_is_taken_over_by_a_rebuild(
     before = live.listing()
     live.service.close()
     data = str(tmp_path / "data")
-    with sqlite3.connect(tmp_path / "data" / "index.sqlite") as index:
+    with write_index(tmp_path / "data" / "index.sqlite") as index:
         index.execute("UPDATE alembic_version SET version_num = '0008'")
-        index.execute("ALTER TABLE runs DROP COLUMN alarms")  # which it did not have
-    index.close()
+        index.execute("ALTER TABLE runs DROP COLUMN crc")  # which it did not have
+        index.execute("ALTER TABLE runs DROP COLUMN alarms")  # nor this
     assert main(["--data", data, "--port", "0"]) == 1
     assert "stepwell fsck --rebuild" in capsys.readouterr().err
     assert fsck.main(["--data", data, "--rebuild"]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from server.settings import Settings
 from server.storage.version_file import VersionDamaged, read_version
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.index_file import write_index
 
 SPEC = make_spec(observation=3, action=2)
 SQL_WORKERS = 1
@@ -343,9 +343,8 @@ def test_a_changed_file_or_row_is_noticed(start: Callable[..., Any]) -> None:
     path.write_bytes(content)
     assert [p.where for p in fsck.check(live.data).problems] == [f"versions/{path.name}"]
     path.write_bytes(whole)
-    with sqlite3.connect(live.data / "index.sqlite") as index:
+    with write_index(live.data / "index.sqlite") as index:
         index.execute("DELETE FROM version_trajectories WHERE trajectory_pk = 1")
-    index.close()
     assert [p.where for p in fsck.check(live.data).problems] == ["version d@v1"]
     path.write_bytes(b"PAR1")
     with pytest.raises(VersionDamaged, match=path.name):

@@ -201,6 +201,7 @@ def test_the_catalog_of_a_state() -> None:
         },
         "whole": True,
         "gone": [],
+        "lost": {},
         "common": COMMON,
     }
     assert json.loads(json.dumps(found))["datasets"]["rich"]["excluded"] == [["bad", 2]]

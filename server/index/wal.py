@@ -1,0 +1,212 @@
+"""Looks at the write-ahead log that a killed service left, before SQLite does.
+
+    header   magic, version, page size, number, salt 1, salt 2, checksum of these
+    frame    page number, size of the database at a commit or 0, salts, checksum, then the page
+
+SQLite reads the log up to the first frame whose checksum is wrong and takes the rest for a
+transaction that was not finished: a flipped bit would silently undo every commit behind it. Which
+it is can be told. Salts are those of the header in all frames of one log, and a commit is on disk
+before the next transaction begins: a transaction behind the bad frame proves that it was whole. And
+the checksum is linear, so one flipped bit leaves a difference that names the bit: it is put back.
+Where it names several (the high bits of words), the page stays as it is and its rows are judged by
+their own checksums, as if the flip were in the index itself.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+log = structlog.get_logger("stepwell.wal")
+HEADER, FRAME = 32, 24
+MAGIC = 0x377F0682
+"""Of checksums over little-endian words; with the lowest bit, over big-endian ones."""
+_MASK = np.uint64(0xFFFFFFFF)
+Words = NDArray[np.uint64]
+
+
+def mend_wal(index: Path) -> str:
+    """Undo what a flipped bit does to the log of `index`. Returns what cannot be undone, in words;
+    "" if the log is whole now, or ends in a transaction that was never finished."""
+    path = index.with_name(f"{index.name}-wal")
+    try:
+        content = bytearray(path.read_bytes())
+    except FileNotFoundError:
+        return ""
+    if len(content) <= HEADER or not any(content):
+        return ""
+    before = bytes(content)
+    header = _Header.of(content) or _mended_header(content)
+    if header is None:
+        return f"{path.name}: its header is not what was written"
+    damaged = _mend_frames(content, header)
+    if content != before:
+        log.error("the log of the index was damaged", file=path.name, put_back=not damaged)
+        with open(path, "r+b") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    return ""
+
+
+class _Header:
+    """What the header says, and how its checksums are computed."""
+
+    def __init__(self, page: int, salts: bytes, order: str, checksum: Words):
+        self.page, self.salts, self.checksum = page, salts, checksum
+        self.words = np.dtype(f"{order}u4")
+        self.frame = FRAME + page
+        # The sums are s0 += a + s1; s1 += b + s0 for each pair of words (a, b).
+        count = (8 + page) // 8
+        weights = np.empty((count, 2, 2), np.uint64)
+        power = np.eye(2, dtype=np.uint64)
+        step = np.array([[1, 1], [1, 2]], np.uint64)
+        for place in reversed(range(count)):
+            # The part of (a, b) in the sums after its own step: (a, a + b).
+            weights[place] = power @ np.array([[1, 0], [1, 1]], np.uint64) & _MASK
+            power = power @ step & _MASK
+        self.weights, self.whole = weights, power
+
+    @classmethod
+    def of(cls, content: bytes | bytearray) -> _Header | None:
+        """None if the header's own checksum is wrong."""
+        magic, version, page = struct.unpack(">3I", content[:12])
+        if magic & ~1 != MAGIC or version != 3007000 or page not in {1 << n for n in range(9, 17)}:
+            return None
+        order = ">" if magic & 1 else "<"
+        s0 = s1 = 0
+        words = struct.unpack(f"{order}6I", content[:24])
+        for a, b in zip(words[::2], words[1::2], strict=True):
+            s0 = (s0 + a + s1) & 0xFFFFFFFF
+            s1 = (s1 + b + s0) & 0xFFFFFFFF
+        if (s0, s1) != struct.unpack(">2I", content[24:32]):
+            return None
+        return cls(page, bytes(content[16:24]), order, np.array([s0, s1], np.uint64))
+
+    def data(self, frame: bytes | bytearray | memoryview) -> Words:
+        """The words of a frame that its checksum covers, in pairs."""
+        covered = bytes(frame[:8]) + bytes(frame[FRAME:])
+        return np.frombuffer(covered, self.words).astype(np.uint64).reshape(-1, 2)
+
+    def sums(self, before: Words, frame: bytes | bytearray | memoryview) -> Words:
+        """The checksum after a frame, from that before it."""
+        own = np.einsum("pij,pj->i", self.weights, self.data(frame))
+        found: Words = (self.whole @ before + own) & _MASK
+        return found
+
+
+def _mended_header(content: bytearray) -> _Header | None:
+    """The header with the one bit put back with which the first frame is whole, too."""
+    found = []
+    for bit in range(HEADER * 8):
+        _flip(content, bit)
+        header = _Header.of(content)
+        if header is not None and _first_is_whole(content, header):
+            found.append((bit, header))
+        _flip(content, bit)
+    if len(found) != 1:
+        return None
+    _flip(content, found[0][0])
+    return found[0][1]
+
+
+def _first_is_whole(content: bytearray, header: _Header) -> bool:
+    frame = bytes(content[HEADER : HEADER + header.frame])
+    if len(frame) < header.frame or frame[8:16] != header.salts:
+        return False
+    return frame[16:24] == _stored(header.sums(header.checksum, frame))
+
+
+def _mend_frames(content: bytearray, header: _Header) -> bool:
+    """Returns whether a frame stays damaged. Its checksum, and those behind it that continue it,
+    are then made to fit: the rows in it have checksums of their own."""
+    view = memoryview(content)
+    starts = range(HEADER, len(content) - header.frame + 1, header.frame)
+    sums = header.checksum
+    damaged: Words | None = None
+    """The sums that were written before the first damaged frame."""
+    fitting: list[int] = []
+    for start in starts:
+        frame = view[start : start + header.frame]
+        after = header.sums(sums, frame)
+        if bytes(frame[8:16]) != header.salts or bytes(frame[16:24]) != _stored(after):
+            bits = _flipped_bits(header, after, frame)
+            if len(bits) == 1:
+                _flip(content, start * 8 + bits[0])
+                after = header.sums(sums, frame)
+            elif bits or _goes_on(view, header, range(start, starts.stop, header.frame)):
+                damaged = sums if damaged is None else damaged
+                after = np.array(struct.unpack(">2I", frame[16:24]), np.uint64)
+            else:
+                break
+        if damaged is not None:
+            fitting.append(start)
+        sums = after
+    for start in fitting:
+        assert damaged is not None, "there are such frames"
+        frame = view[start : start + header.frame]
+        damaged = header.sums(damaged, frame)
+        frame[8:24] = header.salts + _stored(damaged)
+    return bool(fitting)
+
+
+def _stored(sums: Words) -> bytes:
+    return struct.pack(">2I", int(sums[0]), int(sums[1]))
+
+
+def _flipped_bits(header: _Header, after: Words, frame: memoryview) -> list[int]:
+    """The bits of a frame of which any one flip explains its checksum and salts.
+
+    Several, where they are the high bits of words: the sums hold little of these. None of a frame
+    that was never written whole: its 64 bits of checksum are noise.
+    """
+    stored = np.array(struct.unpack(">2I", frame[16:24]), np.uint64)
+    in_salts = _one_bit(bytes(frame[8:16]), header.salts)
+    if (stored == after).all():
+        return [] if in_salts is None else [8 * 8 + in_salts]
+    if bytes(frame[8:16]) != header.salts:
+        return []
+    found = []
+    if (in_sum := _one_bit(bytes(frame[16:24]), _stored(after))) is not None:
+        found.append(16 * 8 + in_sum)
+    data = header.data(frame)
+    wanted = (stored - after) & _MASK
+    for bit in range(32):
+        power = np.uint64(1 << bit)
+        is_set = (data >> np.uint64(bit)) & np.uint64(1) == 1
+        # (pair, sum, word) → (pair, word, sum)
+        change = (header.weights * power & _MASK).transpose(0, 2, 1)
+        change = np.where(is_set[:, :, None], (~change + np.uint64(1)) & _MASK, change)
+        for pair, word in np.argwhere((change == wanted).all(axis=2)):
+            byte = bit // 8 if header.words.str.startswith("<") else 3 - bit // 8
+            place = int(pair) * 8 + int(word) * 4 + byte  # among the covered bytes
+            place += 0 if place < 8 else FRAME - 8
+            found.append(place * 8 + bit % 8)
+    return found
+
+
+def _one_bit(found: bytes, wanted: bytes) -> int | None:
+    """The number of the only bit in which they differ."""
+    differs = int.from_bytes(found, "little") ^ int.from_bytes(wanted, "little")
+    return differs.bit_length() - 1 if differs.bit_count() == 1 else None
+
+
+def _goes_on(view: memoryview, header: _Header, starts: range) -> bool:
+    """Whether another transaction follows a commit at or behind the first of these frames."""
+    committed = False
+    for start in starts:
+        if bytes(view[start + 8 : start + 16]) != header.salts:
+            continue
+        if committed:
+            return True
+        committed = bytes(view[start + 4 : start + 8]) != bytes(4)
+    return False
+
+
+def _flip(content: bytearray, bit: int) -> None:
+    content[bit // 8] ^= 1 << bit % 8

@@ -1,0 +1,59 @@
+"""After a clean stop, the checksums of the whole index file are kept beside it.
+
+    index.sqlite.clean      sha256 of the rest, then size and block checksums as JSON
+
+The next start compares a second's worth of file instead of reading every row. The mark is taken
+away before anything is written, so it never speaks of another state of the file; without it, or
+where it does not fit, every row is verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from server.checksums import examine
+from server.storage.store import sync_directory
+
+
+def mark_clean(index: Path) -> None:
+    """Keep the checksums of an index that nothing has open."""
+    if _wal(index).exists():
+        return
+    found = examine(index, digest=False)
+    document = json.dumps([found.size, found.checksums.hex()]).encode()
+    new = index.with_name(f"{index.name}.clean.tmp")
+    with open(new, "wb") as file:
+        file.write(hashlib.sha256(document).hexdigest().encode() + b"\n" + document)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, _mark(index))
+    sync_directory(index.parent)
+
+
+def take_mark(index: Path) -> bool:
+    """Whether the index is as it was at its clean stop. The mark is gone afterwards."""
+    try:
+        content = _mark(index).read_bytes()
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        _mark(index).unlink()
+        sync_directory(index.parent)
+    digest, _, document = content.partition(b"\n")
+    if _wal(index).exists() or hashlib.sha256(document).hexdigest().encode() != digest:
+        return False
+    size, checksums = json.loads(document)
+    found = examine(index, digest=False)
+    return (found.size, found.checksums.hex()) == (size, checksums)
+
+
+def _mark(index: Path) -> Path:
+    return index.with_name(f"{index.name}.clean")
+
+
+def _wal(index: Path) -> Path:
+    return index.with_name(f"{index.name}-wal")

@@ -1,0 +1,328 @@
+"""On startup: finds damage in the index, and sets apart the rows that it took.
+
+    as at the last clean stop           nothing to do (clean_stop.py)
+    else every row is verified          and SQLite's own structure
+    damaged                             → a new index of the intact rows, under the old one's name;
+                                          the old file stays beside it as index.sqlite.<time>
+    what is lost cannot be named        → refused, with the command that rebuilds
+
+The new index holds every intact row unchanged, also those that refer to a lost one: their files
+stay known. Lost rows are listed in `lost_rows` (index/lost_rows.py). What other rows or files prove
+is put back: an index of SQLite (a b-tree), totals, a segment, a shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from server.checksums import Source, examine
+from server.index import row_checksums
+from server.index.db import IndexUnusable, upgrade
+from server.index.row_checksums import quoted
+from server.index.schema_copy import mend_schema
+from server.index.table_reader import TableReader, first_wrong_row
+from server.index.tables import TRIGGERS, metadata
+from server.index.wal import mend_wal
+from server.maintenance.clean_stop import take_mark
+from server.maintenance.rebuild import _replace as replace_index
+from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.store import Store
+from stepwell.errors import InvalidData
+
+log = structlog.get_logger("stepwell.index_repair")
+BATCH = 1000
+SCHEMA = "the schema is not what was written"
+SURVIVORS = ("metrics", "audit", "lost_rows")
+"""Tables of which an unknown number of rows may be lost: nothing else depends on them."""
+
+
+class CannotName(Exception):
+    """The index has lost what nothing else tells."""
+
+
+def repair_index(index: Path, store: Store) -> None:
+    """Make the index fit to be served. Raises `IndexUnusable`."""
+    if take_mark(index) or not index.exists():
+        return
+    mend_schema(index)
+    try:
+        if trouble := mend_wal(index):
+            raise CannotName(trouble)
+        found = _damage_of(index)
+        if not found:
+            return
+        log.error("the index is damaged: intact rows are copied to a new one", found=found[:5])
+        if SCHEMA in found:
+            raise CannotName(SCHEMA)
+        lost = _Salvage(index, store).run()
+    except (sqlite3.Error, CannotName) as error:
+        raise IndexUnusable(
+            f"{index} is damaged ({error}); rebuild it from the files:"
+            f" stepwell fsck --rebuild --data {index.parent}"
+        ) from None
+    log.error("the index was damaged and is served without the lost rows", lost=lost)
+
+
+def _damage_of(index: Path) -> list[str]:
+    try:
+        with contextlib.closing(sqlite3.connect(index)) as source:
+            return damage(source)
+    except sqlite3.DatabaseError as error:  # of one page: the others may be readable
+        return [str(error)]
+
+
+def damage(source: sqlite3.Connection) -> list[str]:
+    """What is wrong with an index, in words; empty if nothing is."""
+    if not source.execute("PRAGMA user_version").fetchone()[0] and not _protected(source):
+        return []  # from before rows had checksums, or empty
+    found = [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
+    if not row_checksums.schema_is_intact(source):
+        found.append(SCHEMA)
+    if wrong := first_wrong_row(source):
+        found.append(wrong)
+    return found
+
+
+def _protected(source: sqlite3.Connection) -> bool:
+    text = "SELECT count(*) FROM sqlite_master WHERE sql LIKE '%row_crc(%'"
+    return bool(source.execute(text).fetchone()[0])
+
+
+@dataclass(slots=True)
+class _Lost:
+    table: str
+    values: dict[str, Any]
+    damaged: bool = False
+    """The values are those of a damaged row, not of SQLite's indexes."""
+    key: list[Any] = field(default_factory=list)
+
+
+class _Salvage:
+    """One repair: the intact rows of `index` in a new file, which then takes its name."""
+
+    def __init__(self, index: Path, store: Store):
+        self._index, self._store = index, store
+        self._lost: list[_Lost] = []
+
+    def run(self) -> int:
+        """Returns the number of rows that are lost for good."""
+        new = self._store.root / "tmp" / "index.sqlite"
+        upgrade(new)
+        source = sqlite3.connect(f"file:{self._index}?mode=ro", uri=True)
+        # A damaged text may be no text: its row is then lost, and not the whole table.
+        source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        with contextlib.closing(source), contextlib.closing(sqlite3.connect(new)) as target:
+            target.isolation_level = None
+            row_checksums.register(target)
+            if not row_checksums.schema_is_intact(source):
+                raise CannotName(SCHEMA)
+            target.execute("BEGIN IMMEDIATE")
+            for name in TRIGGERS:  # they refuse rows whose companions are lost
+                target.execute(f"DROP TRIGGER {name}")
+            target.execute("DELETE FROM counters")
+            for table in metadata.sorted_tables:
+                self._copy(source, target, table.name)
+            self._put_back(target)
+            self._write_lost(target)
+            for trigger in TRIGGERS.values():
+                target.execute(trigger)
+            row_checksums.seal_schema(target)
+            target.execute("COMMIT")
+        replace_index(self._index, new)
+        return len(self._lost)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _copy(self, source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> None:
+        reader = TableReader(source, table)
+        if set(reader.columns) != {column.name for column in metadata.tables[table].c}:
+            raise CannotName(f"the table {table} is of another revision")
+        if not reader.protected:
+            raise CannotName(f"the rows of {table} carry no checksums")
+        for row in reader.rows():
+            _insert(target, table, row)
+        damaged = {id(row) for row in reader.wrong}
+        for row in reader.lost():
+            key = [row.get(name) for name in reader.key]
+            if id(row) not in damaged and row.keys() >= {*reader.columns}:
+                _insert(target, table, row)  # an index of SQLite holds the whole row
+            else:
+                self._lost.append(_Lost(table, row, id(row) in damaged, key))
+        if reader.nameless():
+            if table not in SURVIVORS:
+                raise CannotName(f"{table}: {reader.unread}")
+            self._lost.append(_Lost(table, {}))
+
+    # --- what else tells --------------------------------------------------------------------------
+
+    def _put_back(self, target: sqlite3.Connection) -> None:
+        by_table = {table: self._of(table) for table in ("counters", "segments", "shards")}
+        if by_table["counters"]:
+            raise CannotName("counters")
+        for lost in by_table["segments"]:
+            self._segment(target, lost)
+        for lost in by_table["shards"]:
+            self._shard(target, lost)
+        if self._of("trajectories") or self._of("partition_stats"):
+            _count_again(target)
+            self._lost = [lost for lost in self._lost if lost.table != "partition_stats"]
+        for lost in self._lost:
+            _disown(target, lost)
+        target.execute(
+            "UPDATE versions SET missing = (SELECT count(*) FROM version_trajectories AS m"
+            " WHERE m.version_pk = versions.pk"
+            " AND NOT EXISTS (SELECT 1 FROM trajectories AS t WHERE t.pk = m.trajectory_pk))"
+            " WHERE missing = 0"
+        )
+        # Whoever read the index before reads all of it again.
+        target.execute("UPDATE counters SET value = value + 1 WHERE name IN ('change_id', 'epoch')")
+
+    def _of(self, table: str) -> list[_Lost]:
+        return [lost for lost in self._lost if lost.table == table]
+
+    def _segment(self, target: sqlite3.Connection, lost: _Lost) -> None:
+        """Its file is there, or its trajectories are damaged: recovery decides as for any other."""
+        name, pk = lost.values.get("name"), lost.values.get("pk")
+        if lost.damaged or name is None or pk is None:
+            raise CannotName("segments")
+        row = {"pk": pk, "name": name, "state": "open", "created_at": time.time()}
+        _insert(target, "segments", row)
+        self._lost.remove(lost)
+
+    def _shard(self, target: sqlite3.Connection, lost: _Lost) -> None:
+        """From its file, if that holds what the rows of its trajectories say; else quarantined:
+        its trajectories are then named wherever they are left out."""
+        identity, pk = lost.values.get("id"), lost.values.get("pk")
+        if lost.damaged or identity is None or pk is None:
+            raise CannotName("shards")
+        row = self._shard_row(target, str(identity), int(pk))
+        if row is None:
+            return  # a deleted one: nothing refers to it
+        _insert(target, "shards", {**row, "pk": pk, "id": identity, "created_at": time.time()})
+        self._lost.remove(lost)
+
+    def _shard_row(self, target: sqlite3.Connection, identity: str, pk: int) -> Any:
+        members = target.execute(
+            "SELECT id, digest, traj_idx, row_start, dataset_pk, partition, seq, state"
+            " FROM trajectories WHERE shard_pk = ?",
+            (pk,),
+        ).fetchall()
+        places = [
+            (partition, path)
+            for partition in ("fifo", "protected")
+            if (path := self._store.path(f"shards/{partition}", f"{identity}.parquet")).exists()
+        ]
+        if not members and not places:
+            return None
+        seqs = [member[6] for member in members] or [0]
+        row = {
+            "dataset_pk": members[0][4] if members else None,
+            "partition": places[0][0] if places else members[0][5],
+            "state": "quarantined",
+            "sha256": "",
+            "bytes": 0,
+            "rows": 0,
+            "trajectories": len(members),
+            "seq_min": min(seqs),
+            "seq_max": max(seqs),
+            "checksums": b"",
+        }
+        try:
+            path = places[0][1]
+            footer = read_footer(Source(path))
+            for number, (entry, batch) in enumerate(read_batches(Source(path))):
+                check_digest(entry, batch, footer.spec)
+                if entry.id != footer.entries[number].id:
+                    return row
+            for member in members:
+                entry = footer.entries[member[2]]
+                if (entry.id, entry.digest, entry.row_start) != (member[0], member[1], member[3]):
+                    return row
+            found = examine(path)
+        except (OSError, ShardDamaged, InvalidData, IndexError, TypeError):
+            return row
+        alive = any(member[7] != "evicted" for member in members)
+        seqs = [entry.seq for entry in footer.entries]
+        return row | {
+            "state": "live" if alive else "retired",
+            "sha256": found.sha256,
+            "bytes": found.size,
+            "checksums": found.checksums,
+            "rows": sum(entry.rows for entry in footer.entries),
+            "trajectories": len(footer.entries),
+            "seq_min": min(seqs),
+            "seq_max": max(seqs),
+        }
+
+    # --- what is lost -----------------------------------------------------------------------------
+
+    def _write_lost(self, target: sqlite3.Connection) -> None:
+        names = dict(target.execute("SELECT pk, name FROM datasets"))
+        runs = dict(target.execute("SELECT pk, name FROM runs"))
+        for lost in self._of("datasets"):
+            names[lost.values.get("pk")] = lost.values.get("name")
+        now = time.time()
+        for lost in self._lost:
+            values = lost.values
+            dataset = values.get("name") if lost.table == "datasets" else None
+            if dataset is None:
+                dataset = names.get(values.get("dataset_pk"))
+            name = values.get("id", values.get("name"))
+            if lost.table == "policies" and values.get("run_pk") in runs:
+                name = f"{runs[values['run_pk']]}/{values.get('version')}"
+            row = {
+                "table_name": lost.table,
+                "key": json.dumps(lost.key, default=repr),
+                "name": _text(name),
+                "dataset": _text(dataset),
+                "found_at": now,
+            }
+            _insert(target, "lost_rows", row)
+            log.error("a row of the index is lost", **row)
+
+
+def _disown(target: sqlite3.Connection, lost: _Lost) -> None:
+    """Let what refers to a lost row refer to nothing: its number is given to a new row one day."""
+    pk = lost.values.get("pk")
+    if not isinstance(pk, int):
+        return
+    for table in metadata.sorted_tables:
+        columns = {k.parent.name for k in table.foreign_keys if k.column.table.name == lost.table}
+        if table.name == lost.table == "snapshots":
+            columns.add("base_pk")
+        for name in map(quoted, columns):
+            target.execute(
+                f"UPDATE {quoted(table.name)} SET {name} = ? WHERE {name} = ?", (-pk, pk)
+            )
+
+
+def _count_again(target: sqlite3.Connection) -> None:
+    """The running totals, from the rows."""
+    target.execute("DELETE FROM partition_stats")
+    target.execute(
+        "INSERT INTO partition_stats (dataset_pk, bucket, trajectories, steps, bytes, return_sum)"
+        " SELECT dataset_pk, CASE purpose WHEN 'eval' THEN 'eval' ELSE partition END AS b,"
+        ' count(*), sum(length), sum(bytes), total("return") FROM trajectories'
+        " WHERE state <> 'evicted' GROUP BY dataset_pk, b"
+    )
+
+
+def _insert(target: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
+    names = ", ".join(map(quoted, row))
+    marks = ", ".join("?" * len(row))
+    target.execute(
+        f"INSERT OR IGNORE INTO {quoted(table)} ({names}) VALUES ({marks})", list(row.values())
+    )
+
+
+def _text(value: Any) -> str:
+    """What can be stored and shown: a damaged row may hold anything."""
+    return "" if value is None else str(value).encode("utf-8", "replace").decode()[:200]
