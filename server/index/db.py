@@ -29,7 +29,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
@@ -297,7 +296,7 @@ def first_rows(
 def _size(value: Any) -> int:
     """Bytes of a value in JSON, if they can be many."""
     if isinstance(value, dict | list):
-        return len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
+        return len(json.dumps(value, default=str))  # orjson has no integers beyond 64 bits
     return len(value) if isinstance(value, str | bytes) else 0
 
 

@@ -4,7 +4,7 @@
       → one transaction: shards in, trajectories moved, segment consumed → unlink the segment
 
 A crash at any point is harmless: before the commit the segment still holds everything and the new
-file is an orphan; after it the next start deletes the segment.
+file is one that no row names; after it the next start deletes the segment.
 """
 
 from __future__ import annotations

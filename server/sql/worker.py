@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     # DuckDB enforces its limit in tables and sorts, not in every function; the kernel does.
     memory = available * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
-    catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
+    catalog: dict[str, Any] = {"tables": {}, "datasets": {}, "lost": {}}
     files = CheckedFileSystem()
     # Created in advance, like the process: this is half the cost of a small query.
     connection = _connect(memory, files)

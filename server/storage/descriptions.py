@@ -9,12 +9,11 @@ Shards, versions and annotations describe themselves. `sha256` is that of the de
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
-
-import orjson
 
 from server.storage.store import Store
 
@@ -29,19 +28,19 @@ def name_of(file: str) -> str:
 
 def describe(store: Store, file: str, sha256: str, description: Mapping[str, Any]) -> None:
     """Write the description of a file of that content. Raises OSError."""
-    body = orjson.dumps({**description, "sha256": sha256})
-    text = orjson.dumps({"crc": zlib.crc32(body), "of": body.decode()})
-    store.put(FOLDER, name_of(file), text)
+    # Not orjson: a run's config may hold integers beyond 64 bits.
+    body = json.dumps({**description, "sha256": sha256})
+    text = json.dumps({"crc": zlib.crc32(body.encode()), "of": body})
+    store.put(FOLDER, name_of(file), text.encode())
 
 
 def description_of(store: Store, file: str, sha256: str) -> dict[str, Any] | None:
     """What was said of a file with this content; None if nothing, or not of these bytes."""
     try:
-        found = orjson.loads(store.path(FOLDER, name_of(file)).read_bytes())
-        body = found["of"].encode()
-        if zlib.crc32(body) != found["crc"]:
+        found = json.loads(store.path(FOLDER, name_of(file)).read_bytes())
+        if zlib.crc32(found["of"].encode()) != found["crc"]:
             return None
-        document = orjson.loads(body)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        document = json.loads(found["of"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(document) if document.get("sha256") == sha256 else None

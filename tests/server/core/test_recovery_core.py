@@ -250,7 +250,9 @@ def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
     live.flush()
     labels = {"tags": ["good"], "flags": ["seen"], "notes": "look", "partition": "protected"}
     assert live.http.patch(f"/v1/trajectories/{sent[5].id}", json=labels).status_code == 200
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    config = {"seed": 2**70, "rate": 0.1}  # an integer beyond 64 bits
+    made = live.http.post("/v1/runs", json={"name": "r", "kind": "train", "config": config})
+    assert made.status_code == 201
     live.http.patch("/v1/runs/r", json={"log": "said", "status": "finished"})
     alarm = {"key": "td_error", "message": "wrong", "update": 3, "value": 2.0}
     live.http.patch("/v1/runs/r", json={"alarms": [alarm]})

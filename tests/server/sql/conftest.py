@@ -34,7 +34,7 @@ class World:
 
     def create(self, name: str, spec: EnvSpec, **fields: Any) -> None:
         datasets.create_dataset(
-            self.service, CreateDataset(name=name, spec=spec.to_json(), **fields)
+            self.service, CreateDataset(name=name, spec=spec.to_json(), **fields), "local"
         )
 
     def post(

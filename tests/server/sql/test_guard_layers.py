@@ -299,7 +299,7 @@ def closed(tmp_path: Path) -> Any:
     query_tables.make_tables(
         connection,
         frozenset({("", "t")}),
-        {"tables": {"t": entry}, "datasets": {}, "common": []},
+        {"tables": {"t": entry}, "datasets": {}, "lost": {}, "common": []},
         {"dataset": None, "form": "json"},
     )
     return connection

@@ -156,6 +156,7 @@ def tables(store: Store) -> dict[str, Any]:
             },
         },
         "whole": True,
+        "lost": {},
         "common": [["dataset", "VARCHAR"], ["t", "INTEGER"], ["reward", "FLOAT"]],
     }
 
@@ -185,6 +186,7 @@ def request(sql: str, **fields: Any) -> dict[str, Any]:
 
 NOTHING: dict[str, Any] = {
     **{"tables": {}, "datasets": {}, "whole": True},
+    "lost": {},
     "common": [["t", "INTEGER"]],
 }
 Ask = Callable[..., tuple[dict[str, Any], Any]]
@@ -512,7 +514,7 @@ def test_the_program_remembers_tables_and_checksums(
 
 def test_before_any_catalog_there_is_no_table(played: Played) -> None:
     assert played.run((request("select 1"), b""))[1][1] == b"[[1]]"
-    assert played.catalogs == [{"tables": {}, "datasets": {}}]
+    assert played.catalogs == [{"tables": {}, "datasets": {}, "lost": {}}]
 
 
 def test_the_program_names_damaged_files_and_goes_on(
@@ -1245,7 +1247,7 @@ def test_the_statement_of_bare_steps() -> None:
         },
         "none": {"columns": [], "files": [], "most_rows": 0},
     }
-    known = {"common": [["k", "INTEGER"]]}
+    known = {"lost": {}, "common": [["k", "INTEGER"]]}
 
     def made(of: dict[str, Any], read: dict[str, Any] | None = None) -> str:
         rows = list((of if read is None else read).values())
@@ -1311,6 +1313,7 @@ def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
             }
             for n, name in enumerate(shards)
         },
+        "lost": {},
         "common": [],
     }
     connection = worker._connect(20 << 20, store.files)
@@ -1375,6 +1378,7 @@ def test_the_columns_of_a_spec_can_be_selected(connect: Callable[[], Any], store
                 "excluded": [],
             }
         },
+        "lost": {},
         "common": catalog.COMMON,
     }
     connection = connect()
