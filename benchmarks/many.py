@@ -8,7 +8,7 @@
                and of its child processes, and how long GET /v1/jobs takes meanwhile
     posts      tiny trajectories, 500 per request, encoded by the client as it sends them
     restart    the first query after a restart, and GET /v1/jobs beside it, with an index that SQL
-               statements filled (its shards have no files, because the query does not open them)
+               statements filled (its shards have empty files, because the query does not open them)
 
 Each part runs a service in a separate process, with this checkout's code and, with `--before`, with
 that of another checkout, one after the other. Writes benchmarks/results/many.json.

@@ -21,7 +21,6 @@ start goes on; their files stay until a newer base has replaced it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -36,6 +35,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
 from server.checksums import Source, checksums_of
 from server.index import mirror_base
@@ -55,6 +55,7 @@ from server.index.sql_tables import (
 )
 from stepwell._background import BackgroundLoop
 
+log = structlog.get_logger("stepwell.mirror")
 PIECE = 8192
 RUNS_PER_PIECE = 8
 AT_ONCE, YIELD = 4, 0.001
@@ -260,8 +261,10 @@ class Mirror:
             return
         self._closed = True
         if self._change_id >= 0:
-            with contextlib.suppress(OSError):  # the next start fills it
+            try:
                 self.save()
+            except BaseException as error:  # the next start fills it: closing goes on
+                log.error("the base of the SQL tables was not saved", exc_info=error)
         self.changes.close()
         with self._lock:
             self._db.close()

@@ -63,9 +63,8 @@ def _mark_damaged(db: Database, pk: int) -> None:
 def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> Segment | None:
     path = store.path("segments", name)
     if path.stat().st_size <= len(MAGIC):
-        if pk is None:
-            store.delete("segments", name)  # it holds nothing
-        else:
+        store.delete("segments", name)  # it holds nothing
+        if pk is not None:
             _mark_damaged(db, pk)
         return None
     last = None

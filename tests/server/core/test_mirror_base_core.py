@@ -25,6 +25,7 @@ from server.maintenance.compaction import compact
 from server.maintenance.rebuild import rebuild
 from server.maintenance.shard_deletion import apply_retention
 from stepwell.testing import make_spec, make_trajectory
+from tests.index_file import write_index
 from tests.mirrors import content, fresh
 
 SPEC = make_spec(observation=3, action=2)
@@ -182,10 +183,9 @@ def test_a_base_is_of_one_state_of_one_index(based: Any, tmp_path: Path) -> None
         assert found and len(content(mirror)["trajectories"]) == 10
     based.post(make(3, 50))
     based.service.mirror.save()  # the backup holds the mark of an older base
-    with closing(sqlite3.connect(tmp_path / "backup")) as c:
+    with write_index(tmp_path / "backup") as c:
         for _ in range(20):
             c.execute("UPDATE counters SET value = value + 1 WHERE name = 'change_id'")
-        c.commit()
     folder = tmp_path / "restored"
     shutil.copytree(based.data / "mirror", folder / "mirror")
     shutil.copy(tmp_path / "backup", folder / "index.sqlite")

@@ -12,6 +12,7 @@ from fastapi import Response
 from server.index import mirror as module
 from server.index.db import next_change_id
 from server.index.tables import trajectories
+from server.rights import LOCAL, Access, Right
 from server.routes import run_metrics, runs
 from stepwell.messages import Alarm, Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
 from stepwell.testing import make_spec, make_trajectory
@@ -97,6 +98,9 @@ def test_a_deleted_dataset_takes_its_rows_along(make_world: Callable[..., Any]) 
     assert world.rows("select count(*) from steps") == [[18]]
 
 
+ACCESS = Access(LOCAL, Right("POST", "/v1/runs"))
+
+
 def point(step: int, value: float) -> PostMetrics:
     return PostMetrics(points=[MetricPoint(key="loss", step=step, value=value, time=1.0)])
 
@@ -104,26 +108,26 @@ def point(step: int, value: float) -> PostMetrics:
 def test_metrics_and_runs_follow(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=1)
     service = world.service
-    runs.create_run(service, CreateRun(name="r1", kind="train"), Response())
+    runs.create_run(service, CreateRun(name="r1", kind="train"), Response(), ACCESS)
     for step in range(3):
-        run_metrics.post_metrics(service, "r1", point(step, 0.5))
+        run_metrics.post_metrics(service, "r1", point(step, 0.5), ACCESS)
         assert world.rows("select run, count(*), max(step) from metrics group by 1") == [
             ["r1", step + 1, step]
         ]
-    run_metrics.post_metrics(service, "r1", point(1, 9.0))  # an older step again
-    runs.patch_run(service, "r1", PatchRun(status="finished"))
+    run_metrics.post_metrics(service, "r1", point(1, 9.0), ACCESS)  # an older step again
+    runs.patch_run(service, "r1", PatchRun(status="finished"), ACCESS)
     assert world.rows("select max(value) from metrics") == [[9.0]]
     assert world.rows("select status, alarms from runs") == [["finished", "[]"]]
     alarm = Alarm(key="td_error", message="wrong", update=3, value=2.0)
-    runs.patch_run(service, "r1", PatchRun(alarms=[alarm]))
+    runs.patch_run(service, "r1", PatchRun(alarms=[alarm]), ACCESS)
     asked = "select alarms->0->>'key', json_array_length(alarms) from runs"
     assert world.rows(asked) == [["td_error", 1]]
-    runs.delete_run(service, "r1")
+    runs.delete_run(service, "r1", "local")
     assert world.rows("select count(*) from metrics") == [[0]]
     runs.create_run(
-        service, CreateRun(name="r2", kind="train"), Response()
+        service, CreateRun(name="r2", kind="train"), Response(), ACCESS
     )  # SQLite gives it the key of r1
-    run_metrics.post_metrics(service, "r2", point(0, 1.0))
+    run_metrics.post_metrics(service, "r2", point(0, 1.0), ACCESS)
     assert world.rows("select run, value from metrics") == [["r2", 1.0]]
 
 
@@ -135,14 +139,14 @@ def test_metrics_of_runs_that_were_not_heard_of_are_not_read_again(
     world = make_world(sql_workers=1)
     service, mirror = world.service, world.service.mirror
     for name in ("done", "live"):
-        runs.create_run(service, CreateRun(name=name, kind="train"), Response())
-        run_metrics.post_metrics(service, name, point(0, 0.5))
+        runs.create_run(service, CreateRun(name=name, kind="train"), Response(), ACCESS)
+        run_metrics.post_metrics(service, name, point(0, 0.5), ACCESS)
     mirror.state()
     asked: list[str] = []
     mirror._db.set_trace_callback(asked.append)
-    run_metrics.post_metrics(service, "live", point(1, 0.5))
+    run_metrics.post_metrics(service, "live", point(1, 0.5), ACCESS)
     assert len(mirror.state("select * from metrics").tables["metrics"]) == 2
-    runs.patch_run(service, "live", PatchRun())  # a heartbeat alone: looked at, not written
+    runs.patch_run(service, "live", PatchRun(), ACCESS)  # a heartbeat alone: looked at, not written
     version = mirror.state("select * from metrics").version
     world.create("d", SPEC)  # something else altogether
     assert mirror.state("select * from metrics").version == version
