@@ -149,7 +149,7 @@ def test_no_environment_variable_is_invented() -> None:
     from server.settings import Settings
 
     others = "URL TOKEN OUTBOX PARENT FAILPOINT DEBUG OPENAPI_EXAMPLES"
-    proofs = "FLIPS FLOORS KILLS SEED SCREENSHOTS SESSIONS"
+    proofs = "BACKUPS FIRST_TRY FLIPS FLOORS INDEX_FLIPS KILLS SEED SCREENSHOTS SESSIONS"
     words = f"{others} {proofs}".split()
     known = {f"STEPWELL_{name.upper()}" for name in (*Settings.model_fields, *words)}
     for folder in ("tests", "benchmarks", "docs", "examples", "stepwell", "collector", "trainer"):

@@ -87,7 +87,7 @@ def judge_restored(app: Any, before: Ledger) -> None:
         app.get(f"/v1/evaluations/{evaluation}/videos/0").raise_for_status()
     noted = app.get("/v1/datasets/kept/annotations").raise_for_status().json()["items"]
     assert {one["name"] for one in noted} >= before.annotations
-    found = {v["name"] for v in app.get("/v1/datasets/kept/versions").json()["items"]}
+    found = {v["name"] for v in app.get("/v1/datasets/kept/versions?limit=1000").json()["items"]}
     assert set(before.versions) - before.doubtful <= found
 
 

@@ -19,7 +19,17 @@ from stepwell import import_options, messages
 from stepwell.commands import imports as command
 from stepwell.table_columns import columns_of
 
-GENERAL = {"service", "request", "name", "format", "partition", "create", "env", "columns"}
+GENERAL = {
+    "service",
+    "access",
+    "request",
+    "name",
+    "format",
+    "partition",
+    "create",
+    "env",
+    "columns",
+}
 
 
 def test_the_route_has_these_options_and_no_others() -> None:
