@@ -303,6 +303,18 @@ def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int
     A trajectory that was evicted in the meantime stays evicted; a deleted one stays deleted.
     """
     shard_pk = insert_shard_row(connection, shard, shard.dataset_pk, time.time())
+    locations = [
+        {"key": pk, "number": i, "row": entry.row_start}
+        for i, (pk, entry) in enumerate(zip(shard.pks, shard.entries, strict=True))
+    ]
+    move_to_shard(connection, shard_pk, locations, change_id)
+    return shard_pk
+
+
+def move_to_shard(
+    connection: Connection, shard_pk: int, locations: Sequence[dict[str, int]], change_id: int
+) -> None:
+    """Point trajectories to a shard. `locations`: `key`, and `number` and first `row` in it."""
     t = trajectories.c
     statement = (
         sa.update(trajectories)
@@ -317,13 +329,8 @@ def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int
             change_id=change_id,
         )
     )
-    locations = [
-        {"key": pk, "number": i, "row": entry.row_start}
-        for i, (pk, entry) in enumerate(zip(shard.pks, shard.entries, strict=True))
-    ]
     for some in chunks(locations):
         connection.execute(statement, list(some))
-    return shard_pk
 
 
 def insert_shard_row(

@@ -24,7 +24,7 @@ from server.checksums import Source, examine
 from server.index.db import Database, next_change_id
 from server.index.tables import FILES, lost_rows, segments, shards, trajectories
 from server.ingest.index_rows import chunks, insert_segment
-from server.ingest.seal import NewShard, insert_shard_row
+from server.ingest.seal import NewShard, insert_shard_row, move_to_shard
 from server.ingest.segments import SegmentDamaged, SegmentFile
 from server.maintenance.unknown_files import SHARD_FOLDERS
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
@@ -134,6 +134,11 @@ class _Candidate:
         return root / self.folder / self.name
 
 
+def _aside(store: Store, folder: str) -> list[str]:
+    """Quarantined files that can be taken back: no other file has their name."""
+    return [name for name in store.quarantined(folder) if not store.path(folder, name).exists()]
+
+
 def _candidates(connection: Connection, store: Store) -> list[_Candidate]:
     """Shard files that no living trajectory is read from, the newest first."""
     s = shards.c
@@ -141,7 +146,7 @@ def _candidates(connection: Connection, store: Store) -> list[_Candidate]:
     found = [
         _Candidate(folder, name, aside)
         for folder in SHARD_FOLDERS
-        for aside, names in ((False, store.names(folder)), (True, store.quarantined(folder)))
+        for aside, names in ((False, store.names(folder)), (True, _aside(store, folder)))
         for name in names
         if name.removesuffix(".parquet") not in used
     ]
@@ -160,7 +165,7 @@ def _adopt_shard(db: Database, store: Store, one: _Candidate, missing: Missing) 
     with db.write() as connection:
         change_id = next_change_id(connection)
         key = _shard_key(connection, stored, partition, entries, missing)
-        rows = [
+        locations = [
             {
                 "key": missing.trajectories[entries[number].id][0],
                 "number": number,
@@ -168,22 +173,7 @@ def _adopt_shard(db: Database, store: Store, one: _Candidate, missing: Missing) 
             }
             for number in numbers
         ]
-        t = trajectories.c
-        statement = (
-            sa.update(trajectories)
-            .where(t.pk == sa.bindparam("key"))
-            .values(
-                state="sealed",
-                shard_pk=key,
-                traj_idx=sa.bindparam("number"),
-                row_start=sa.bindparam("row"),
-                segment_pk=None,
-                segment_offset=None,
-                change_id=change_id,
-            )
-        )
-        for some in chunks(rows):
-            connection.execute(statement, list(some))
+        move_to_shard(connection, key, locations, change_id)
         failpoint("adopt.before_commit")
     failpoint("adopt.after_commit")
     missing.adopted += len(numbers)
@@ -244,7 +234,7 @@ def _shard_key(
 
 def _adopt_segments(db: Database, store: Store, missing: Missing, *, aside: bool) -> None:
     """Point missing trajectories to segments that hold them; those become open again."""
-    names = store.quarantined("segments") if aside else store.names("segments")
+    names = _aside(store, "segments") if aside else store.names("segments")
     for name in reversed(names):
         root = store.root / QUARANTINE if aside else store.root
         places = dict(_records(root / "segments" / name, missing))
@@ -320,7 +310,7 @@ def _adopt_files(db: Database, store: Store, table: sa.Table, missing: Missing) 
         return
     used = {row.file for row in rows}
     sizes = {row.bytes for row in gone.values()}
-    for aside, names in ((False, sorted(there - used)), (True, store.quarantined(table.name))):
+    for aside, names in ((False, sorted(there - used)), (True, _aside(store, table.name))):
         root = store.root / QUARANTINE if aside else store.root
         for name in names:
             path = root / table.name / name

@@ -297,3 +297,23 @@ def test_deleted_files_do_not_come_back(start: Callable[..., Any]) -> None:
     assert not (live.data / "quarantine").exists()
     assert len(list((live.data / "descriptions").iterdir())) == 1, "the video's"
     assert again.http.get("/readyz").json()["status"] == "ok"
+
+
+def test_a_damaged_file_beside_a_good_one_of_its_name_keeps_no_service_from_starting(
+    start: Callable[..., Any],
+) -> None:
+    """The index names neither; the good one, in quarantine, cannot take the other's place."""
+    live = start()
+    grow(live, 1)
+    count = len(live.listing())
+    live.service.close()
+    for shard in sorted((live.data / "shards").rglob("*.parquet")):
+        aside = live.data / "quarantine" / shard.relative_to(live.data).parent
+        aside.mkdir(parents=True, exist_ok=True)
+        name = shard.name.replace("sh_", "sh_f")
+        shutil.copy(shard, aside / name)
+        shard.with_name(name).write_bytes(shard.read_bytes()[:-40])
+        shard.unlink()
+    again = start()
+    assert len(again.listing()) == count
+    assert again.http.get("/readyz").json()["status"] == "degraded"
