@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from server.index.tables import REVISION
 from server.service import ServiceDep
 from stepwell import __version__
+from stepwell._plural import pluralize
 from stepwell.messages import Health
 
 router = APIRouter(tags=["health"])
@@ -54,9 +55,10 @@ def _health(service: ServiceDep, request: Request) -> Health:
     if bad := sorted(service.integrity.damaged_files | service.ingest.sealer.damaged):
         why.append(f"{len(bad)} damaged files, see stepwell fsck: {', '.join(bad[:5])}")
     if aside := service.maintenance.aside:
+        files = pluralize(len(aside), "file")
         why.append(
-            f"{len(aside)} files in quarantine hold what the index does not know, see stepwell"
-            f" fsck: {', '.join(aside[:5])}"
+            f"the index does not know what {files} in quarantine may hold, see stepwell fsck:"
+            f" {', '.join(aside[:5])}"
         )
     status: Literal["ok", "degraded"] = "degraded" if why else "ok"
     if getattr(request.state, "principal", None) is None:
