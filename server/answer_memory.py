@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
 import structlog
@@ -35,9 +37,9 @@ PIECES = 5 * PIECE
 request and its connection."""
 STALLED = 2.0
 """Seconds after which a client that has not taken its piece loses its place to others."""
-THREADS = 2
-"""Threads that make pieces, apart from those of the routes: more would only compete for the
-interpreter, and with the event loop."""
+COMPUTE, READ = 1, 2
+"""Threads that make pieces, apart from those of the routes: of answers that are computed, where a
+second one would only compete for the interpreter, and of files that are read."""
 ABORT = "stepwell.abort"
 """In the scope of a request: a function that ends its connection at once (http_protocol.py)."""
 
@@ -84,7 +86,7 @@ class Answers:
         self.budget = MemoryBudget(total, telemetry, ANSWERS, self._make_room)
         self._places: set[Place] = set()
         self._dropped = telemetry.answers_dropped
-        self._limiter: CapacityLimiter | None = None
+        self._limiters: dict[int, CapacityLimiter] = {}
 
     @asynccontextmanager
     async def place(self, scope: Scope, size: int) -> AsyncIterator[Place]:
@@ -98,11 +100,12 @@ class Answers:
             self._places.discard(place)
             place.reservation.release()
 
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run `work` in one of the threads for answers; waits for its end even if cancelled."""
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(THREADS)
-        return await to_thread.run_sync(work, *args, limiter=self._limiter)
+    async def in_thread(self, threads: int, work: Callable[..., T], *args: Any) -> T:
+        """Run `work` in one of the threads for answers, COMPUTE or READ; waits for its end even if
+        cancelled."""
+        if threads not in self._limiters:
+            self._limiters[threads] = CapacityLimiter(threads)
+        return await to_thread.run_sync(work, *args, limiter=self._limiters[threads])
 
     def _make_room(self, wanted: int) -> None:
         """Drop as many stalled clients as hold `wanted` bytes."""
@@ -120,6 +123,8 @@ class Answers:
 
 class Answer(StreamingResponse):
     """An answer that is made in pieces, while it is sent."""
+
+    threads = COMPUTE
 
     def __init__(
         self,
@@ -145,12 +150,12 @@ class Answer(StreamingResponse):
         if scope["method"] == "HEAD":
             await super().__call__(scope, receive, send)
             return
-        in_thread = self._answers.in_thread
+        in_thread = partial(self._answers.in_thread, self.threads)
         async with self._answers.place(scope, self._size) as place:
             pieces = in_pieces(self._parts)
             try:
                 try:
-                    first = await in_thread(next, pieces, b"")
+                    first = await in_thread(_next, pieces)
                 except Damaged:
                     raise await in_thread(self._problem) from None
                 self.body_iterator = self._rest(first, pieces)
@@ -170,14 +175,17 @@ class Answer(StreamingResponse):
                     await place.break_off()
                     raise
             finally:
-                with CancelScope(shield=True):
-                    await in_thread(pieces.close)
+                if getgeneratorstate(pieces) != GEN_CLOSED:
+                    with CancelScope(shield=True):
+                        await in_thread(pieces.close)
 
-    async def _rest(self, first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def _rest(self, first: bytes, pieces: Generator[bytes]) -> AsyncIterator[bytes]:
         piece = first
         while piece:
             yield piece
-            piece = await self._answers.in_thread(next, pieces, b"")
+            if getgeneratorstate(pieces) == GEN_CLOSED:
+                return
+            piece = await self._answers.in_thread(self.threads, _next, pieces)
 
     def _problem(self) -> ProblemError:
         assert self._damaged is not None, "an answer that can be damaged says so"
@@ -203,6 +211,15 @@ def in_pieces(parts: Callable[[], Iterable[bytes | memoryview]]) -> Generator[by
     finally:
         if isinstance(source, Generator):
             source.close()
+
+
+def _next(pieces: Generator[bytes]) -> bytes:
+    """The next piece of `in_pieces`, b"" at the end. With the last one the generator is closed: a
+    small answer takes one turn in the threads, and waits once for those of others."""
+    piece = next(pieces, b"")
+    if len(piece) < PIECE:
+        pieces.close()
+    return piece
 
 
 def _cut(waiting: bytearray) -> bytes:

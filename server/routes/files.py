@@ -23,7 +23,7 @@ from fastapi import Request
 from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
 
-from server.answer_memory import PIECE, Answer, Damaged
+from server.answer_memory import PIECE, READ, Answer, Damaged
 from server.body_memory import STREAM_CHUNK
 from server.checksums import CheckedFile, Corrupt, Source, examine
 from server.index.deleted_files import delete_given_up, give_up_files
@@ -139,6 +139,8 @@ class StoredFile(Answer):
 
     A request for several ranges gets the whole file.
     """
+
+    threads = READ
 
     def __init__(
         self,

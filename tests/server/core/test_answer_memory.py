@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,12 +44,20 @@ SPEC = make_spec(observation=3, action=2)
 class Asking:
     """One request to an answer, whose client reads when it is told to."""
 
-    def __init__(self, answers: Answers, size: int = 0, parts: Any = None, **options: Any):
+    def __init__(
+        self,
+        answers: Answers,
+        size: int = 0,
+        parts: Any = None,
+        threads: int = answer_memory.COMPUTE,
+        **options: Any,
+    ):
         self.reads = asyncio.Event()
         self.gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         made = parts or (lambda: iter([bytes(PIECE)] * 3))
         answer = Answer(answers, size, made, media_type="a/b", **options)
+        answer.threads = threads
         scope = {"type": "http", "method": "GET", ABORT: self.gone.set}
         self.task = asyncio.create_task(answer(scope, self._receive, self._send))
 
@@ -112,7 +121,8 @@ def test_an_answer_holds_its_size_while_it_is_sent_and_one_piece_ahead() -> None
     asyncio.run(run())
 
 
-def test_pieces_are_made_outside_of_the_event_loop_in_few_threads() -> None:
+@pytest.mark.parametrize("threads", [answer_memory.COMPUTE, answer_memory.READ])
+def test_pieces_are_made_outside_of_the_event_loop_in_few_threads(threads: int) -> None:
     seen: set[int] = set()
     busy = most = 0
 
@@ -122,19 +132,50 @@ def test_pieces_are_made_outside_of_the_event_loop_in_few_threads() -> None:
             busy += 1
             most = max(most, busy)
             seen.add(threading.get_ident())
+            time.sleep(1e-4)  # others could begin
             busy -= 1
             yield bytes(PIECE)
 
     async def run() -> None:
         answers = Answers(80 * MB, Telemetry())
-        clients = [Asking(answers, 0, parts) for _ in range(20)]
+        clients = [Asking(answers, 0, parts, threads=threads) for _ in range(20)]
         for client in clients:
             client.reads.set()
         await asyncio.gather(*(client.task for client in clients))
         assert threading.get_ident() not in seen
-        assert most <= answer_memory.THREADS and answers.budget.held == 0
+        assert most <= threads and answers.budget.held == 0
 
     asyncio.run(run())
+
+
+def test_a_small_answer_waits_once_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+
+    async def run() -> None:
+        answers = Answers(80 * MB, Telemetry())
+        in_thread = answers.in_thread
+
+        async def counted(*args: Any) -> Any:
+            nonlocal turns
+            turns += 1
+            return await in_thread(*args)
+
+        monkeypatch.setattr(answers, "in_thread", counted)
+        closed = threading.Event()
+
+        def parts() -> Iterator[bytes]:
+            try:
+                yield from (b"a", b"b")
+            finally:
+                closed.set()
+
+        client = Asking(answers, 0, parts)
+        client.reads.set()
+        await client.task
+        assert client.body == b"ab" and closed.is_set()
+
+    asyncio.run(run())
+    assert turns == 1
 
 
 def test_a_client_that_does_not_read_loses_its_place_when_others_wait(short_waits: None) -> None:
