@@ -7,6 +7,7 @@ bytes. This module checks the format; `Trajectory.check` checks that the arrays 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -171,15 +172,15 @@ def to_batch(trajectory: Trajectory, spec: EnvSpec, schema: pa.Schema) -> pa.Rec
     """The T+1 rows of one trajectory that fits `spec`."""
     steps = len(trajectory)
     rows = steps + 1
-    valid = _bits(rows, range(steps))  # every row but the last, whose action and reward are NULL
+    valid = _bits(rows, 0, steps)  # every row but the last, whose action and reward are NULL
     names = column_names(spec)
     columns = [_to_arrow(trajectory.obs[key], space) for _, key, space in names["obs"]]
     for _, key, space in names["action"]:
         columns.append(_to_arrow(_pad(trajectory.actions[key]), space, valid))
     columns.append(_values(pa.float32(), _pad(trajectory.rewards), valid))
     for flag in (trajectory.terminated, trajectory.truncated):
-        columns.append(_flags(rows, _bits(rows, (steps - 1,) if flag else ())))
-    columns.append(_flags(rows, _bits(rows, (steps,))))
+        columns.append(_flags(rows, _bits(rows, steps - 1 if flag else steps, steps)))
+    columns.append(_flags(rows, _bits(rows, steps, rows)))
     if spec.action_known:
         known = trajectory.action_known
         known = np.ones(steps, np.bool_) if known is None else known
@@ -337,11 +338,19 @@ def _flags(rows: int, bits: Any, valid: Any = None) -> pa.Array:
     return pa.Array.from_buffers(_FLAG, rows, [valid, bits])
 
 
-def _bits(rows: int, ones: Iterable[int]) -> Any:
-    """A bitmap of `rows` bits with some of them set, as Arrow packs them."""
+def _bits(rows: int, start: int, stop: int) -> Any:
+    """A bitmap of `rows` bits as Arrow packs them, with those from `start` to `stop` set."""
+    return _short_bits(rows, start, stop) if rows <= 64 else _make_bits(rows, start, stop)
+
+
+def _make_bits(rows: int, start: int, stop: int) -> Any:
     flags = np.zeros(rows, np.bool_)
-    flags[list(ones) if not isinstance(ones, range) else slice(ones.start, ones.stop)] = True
+    flags[start:stop] = True
     return _pack(flags)
+
+
+# Of short trajectories these are a third of the time of `to_batch`.
+_short_bits = functools.lru_cache(maxsize=1024)(_make_bits)
 
 
 def _pack(flags: Array) -> Any:

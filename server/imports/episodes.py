@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import uuid_utils
 from numpy.typing import NDArray
 
 from server.imports.raw_file import (
@@ -58,7 +58,7 @@ KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec allows (stepwell/spaces.py)."""
 MOST_LINES = 40
 """Most warnings about single infos."""
-NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
+NAMESPACE = uuid_utils.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
 """Namespace of the ids of imported trajectories: same dataset, file and place → same id."""
 
 
@@ -184,7 +184,7 @@ def trajectories(found: Plan, options: ImportOptions) -> Iterator[Trajectory]:
 
 
 def trajectory_id(options: ImportOptions, index: int) -> str:
-    return str(uuid.uuid5(NAMESPACE, f"{options.dataset}/{options.sha256}/{index}"))
+    return str(uuid_utils.uuid5(NAMESPACE, f"{options.dataset}/{options.sha256}/{index}"))
 
 
 # --- where episodes end ---------------------------------------------------------------------------

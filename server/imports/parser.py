@@ -140,7 +140,7 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
 
 def _send(trajectories: Iterator[Trajectory], spec: EnvSpec, out: Any) -> None:
     # Imported here: a refusal need not wait for Arrow.
-    from stepwell.codec import EncodedStream
+    from stepwell.codec import EncodedStream, encode
 
     group, size, rows = [], 0, 0
     for trajectory in trajectories:
@@ -149,7 +149,9 @@ def _send(trajectories: Iterator[Trajectory], spec: EnvSpec, out: Any) -> None:
         rows += len(trajectory)
         del trajectory  # a long one is gone before the next is read
         if size >= GROUP_BYTES or len(group) == 1024:
-            write_frame(out, {"kind": "data", "rows": rows}, EncodedStream(group, spec))
+            # Short ones are small together, and many writes take longer than a copy.
+            made = EncodedStream if size >= GROUP_BYTES else encode
+            write_frame(out, {"kind": "data", "rows": rows}, made(group, spec))
             group, size = [], 0
     if group:
         write_frame(out, {"kind": "data", "rows": rows}, EncodedStream(group, spec))
