@@ -16,16 +16,20 @@ RESTORING = "restoring"
 """Exists while `stepwell restore` copies into a directory."""
 
 
-def refuse_wrong_index(data: Path, index: Path) -> None:
+def refuse_wrong_index(data: Path, index: Path, *, in_use: bool = False) -> None:
     """Raise `IndexUnusable` for an index that is missing, empty, of another directory or older
-    than this one's files: the service would not know what they hold."""
+    than this one's files: the service would not know what they hold.
+
+    `in_use`: by a service, which mended it when it started and writes to it now.
+    """
     rebuild = REBUILD.replace("DIR", str(data))
     if (data / RESTORING).exists():
         raise IndexUnusable(
             f"{data} is being restored from a backup, which has not ended; run the same"
             " `stepwell restore` again: it goes on where it stopped"
         )
-    found, mark = read_index_mark(index), read_mark(data)
+    mark = read_mark(data)  # before the index, which may go on meanwhile
+    found = read_index_mark(index, in_use=in_use)
     if found is None:
         if held := _holds_data(data):
             state = "is empty" if index.exists() else "is missing"
@@ -49,16 +53,18 @@ def refuse_wrong_index(data: Path, index: Path) -> None:
     )
 
 
-def read_index_mark(index: Path) -> Mark | None:
+def read_index_mark(index: Path, *, in_use: bool = False) -> Mark | None:
     """The mark of an index; None if there is no index, or an empty one. One without counters, from
-    an earlier version, has Mark(0, 0)."""
+    an earlier version, has Mark(0, 0). Mends it if it is damaged, unless it is in use."""
     if not index.exists():
         return None
-    mend_wal(index)
+    if not in_use:
+        mend_wal(index)
     try:
         return _read_mark(index)
     except sqlite3.DatabaseError:
-        mend_schema(index)
+        if not in_use:
+            mend_schema(index)
     try:
         return _read_mark(index)
     except sqlite3.DatabaseError as error:

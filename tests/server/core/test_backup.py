@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from server.backup.backup import back_up
 from server.backup.main import main as backup
 from server.backup.main import restore_main as restore
+from server.backup.target import Target
 from server.fsck import main as fsck
+from server.index import index_file
 from server.index.db import IndexUnusable
 from server.storage.hold import DeletionHold, deleting
+from server.storage.mark import Mark
+from server.storage.store import DirectoryInUse
 from stepwell.errors import InvalidData
 from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.test_index_and_files import contents, grow, state
@@ -52,6 +58,35 @@ def test_a_backup_of_a_running_service_holds_everything(
     assert report.problems == [] and report.checked["annotations"] == 1
     again = start(data=data)
     assert again.http.get("/v1/tokens").status_code == 401, "tokens are kept"
+
+
+def test_the_index_of_a_running_service_is_read_and_never_mended(
+    start: Callable[..., Any], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks damaged in its log is a write that is under way."""
+    live = start()
+    grow(live, 1)
+
+    def mend(index: Path) -> str:
+        assert index.parent != live.data, f"{index} is in use"
+        return ""
+
+    read = index_file.read_index_mark
+
+    def then_it_goes_on(index: Path, **options: bool) -> Mark | None:
+        found = read(index, **options)
+        if index == live.data / "index.sqlite":
+            live.service.db.save_uptime()
+        return found
+
+    monkeypatch.setattr(index_file, "read_index_mark", then_it_goes_on)
+    with monkeypatch.context() as patch:
+        patch.setattr(index_file, "mend_wal", mend)
+        patch.setattr(index_file, "mend_schema", mend)
+        with contextlib.closing(Target(target, create=True)) as backups:
+            back_up(live.data, backups)
+        with pytest.raises(DirectoryInUse):
+            fsck.check(live.data)
 
 
 def test_a_restored_service_answers_as_the_first_one(
