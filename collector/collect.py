@@ -15,6 +15,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,7 @@ def collect(
         # --- environments, the service, the policy, the dataset
         envs = stack.enter_context(open_configured_envs(config, config.envs))
         interface = configured_interface(config, envs, config.infos)
+        interface = replace(interface, refuses_outside=config.out_of_bounds == "refuse")
         client = stack.enter_context(Client(config.url, config.token))
         client.wait_ready(10.0)
         source = _policy_source(config, client, interface)
@@ -119,16 +121,19 @@ def collect(
                 control.go()
                 with show_progress(config, console, stats, run.outbox) as update:
                     stats.started = time.monotonic()
-                    _play(config, control, rollout, run, stats, update, pacing, source)
+                    _play(config, control, rollout, run, stats, update, pacing, source, say)
                 pacing.close()
             if run.outbox.pending:
                 say(f"sending the last {pluralize(run.outbox.pending, 'episode')} …")
             run.outbox.flush(config.drain_timeout)
             run.status = "stopped" if control.stopping else "finished"
+            if stats.broken.total and not stats.kept:
+                run.status = "failed"
         finally:
             if source is not None:
                 source.close()
             save_clock(run.outbox.directory, stats)
+            run.broken = stats.broken.summary(stats.episodes)
             _print_summary(stats, say)
     if run.undelivered:
         raise Undelivered(run.undelivered)
@@ -153,6 +158,7 @@ def _status(
             or stats.error
             or run.outbox.last_error
             or (source.last_error if source else "")
+            or stats.remark
         ),
         "metrics": [
             MetricPoint(key=key, step=stats.clock, value=value, time=time.time())
@@ -283,6 +289,7 @@ def _play(
     show: Callable[[], None],
     pacing: Pacing,
     source: PolicySource | None,
+    say: Callable[[str], object],
 ) -> None:
     """Run until all episodes or steps are collected, or a stop is requested."""
     draining = False
@@ -304,7 +311,11 @@ def _play(
             for episode in rollout.step():
                 stats.add_episode(episode)
             stats.steps, stats.stepping_since = rollout.steps, None
-            stats.broken, stats.error = rollout.broken, rollout.last_error
+            stats.broken, stats.error = rollout.broken, rollout.broken.last
+            remark = "; ".join(filter(None, (rollout.outside, rollout.endless)))
+            if remark != stats.remark:
+                say(remark.removeprefix(f"{stats.remark}; "))
+                stats.remark = remark
             if run.outbox.held and config.when_ahead == "drop-oldest":
                 stats.dropped += run.outbox.drop_oldest(config.envs)
             stats.waiting = "" if rollout.playing else _waits_for(config, source, stats, pacing)
@@ -332,5 +343,6 @@ def episode_seeds(seed: int, episodes: int = 0) -> Iterator[int]:
 
 def _print_summary(stats: CollectorStatistics, say: Callable[[str], object]) -> None:
     mean = "" if stats.mean_return is None else f", mean return {stats.mean_return:.1f}"
-    broken = f", {stats.broken} broken: {stats.error}" if stats.broken else ""
-    say(f"{pluralize(stats.episodes, 'episode')}, {pluralize(stats.steps, 'step')}{mean}{broken}")
+    say(f"{pluralize(stats.episodes, 'episode')}, {pluralize(stats.steps, 'step')}{mean}")
+    if stats.broken.total:
+        say(stats.broken.summary(stats.episodes))

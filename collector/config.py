@@ -125,6 +125,9 @@ class CollectConfig(EnvironmentConfig):
     the same seed on one machine collect different episodes, unless each has its own --outbox."""
     tags: tuple[str, ...] = ()
     """Tags of all trajectories."""
+    out_of_bounds: Literal["keep", "refuse"] = "keep"
+    """What to do with observations beyond the bounds of their Box. keep: store them, and say so
+    once; refuse: break the episode off, as for NaN."""
     max_steps: int = Field(MAX_STEPS, ge=1)
     """Longer episodes are stored in pieces of this many steps."""
     outbox: Path | None = None

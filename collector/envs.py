@@ -170,6 +170,8 @@ class Interface:
     """The spec of recorded data; its env is `env_id`."""
     partially_observable: bool = False
     """The environment declares it, in metadata["partially_observable"]."""
+    refuses_outside: bool = False
+    """Whether observations beyond the bounds of their Box are refused, too."""
 
     def encode_observation(self, raw: Any) -> Arrays:
         """Convert one observation to owned arrays by key, in the spec's dtypes.
@@ -203,7 +205,23 @@ class Interface:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
             found[key] = array
+        if self.refuses_outside and (why := self.outside(found)):
+            raise BrokenEnv(why)
         return found
+
+    def outside(self, obs: Mapping[str, Array]) -> str:
+        """Which observation is beyond the bounds that the environment declares, in words; "" if
+        none is. Such values are recorded: many environments exceed their bounds."""
+        for key, (low, high) in self._bounds.items():
+            array = obs[key]
+            beyond = (array < low) | (array > high)
+            if beyond.any():
+                at = int(np.argmax(beyond))
+                value, least, most = (a.reshape(-1)[at] for a in (array, low, high))
+                place = f"[{at}]" if array.ndim else ""
+                says = f"its space says {least:g} to {most:g}"
+                return f"observation {key!r}{place} is {value:g}, {says}"
+        return ""
 
     def encode_reward(self, reward: Any) -> float:
         """Convert the reward, a number or an array of one, to a float. Raises `BrokenEnv` unless it
@@ -264,6 +282,25 @@ class Interface:
                     low, high = np.maximum(low, leaf.low), np.minimum(high, leaf.high)
                     limits[key] = low.astype(dtype), high.astype(dtype)
         return limits
+
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[Array, Array]]:
+        """The bounds (low, high) of every observed Box that has some, with room for rounding."""
+        bounds: dict[str, tuple[Array, Array]] = {}
+        for key, _, leaf in self._observed:
+            if not isinstance(leaf, gym_spaces.Box):
+                continue
+            low, high = leaf.low, leaf.high
+            if leaf.dtype is not None and leaf.dtype.kind == "f":
+                low = np.nextafter(low.astype(np.float32), np.float32(-np.inf))
+                high = np.nextafter(high.astype(np.float32), np.float32(np.inf))
+                if np.isfinite(low).any() or np.isfinite(high).any():
+                    bounds[key] = low, high
+            elif leaf.dtype is not None and leaf.dtype.kind in "iu":
+                limits = np.iinfo(leaf.dtype)
+                if (low > limits.min).any() or (high < limits.max).any():
+                    bounds[key] = low, high
+        return bounds
 
     def for_dataset(self, spec: EnvSpec, name: str) -> Interface:
         """The same interface, recording under the spec of an existing dataset.

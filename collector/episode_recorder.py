@@ -106,6 +106,16 @@ class EpisodeRecorder:
         return self._rows is not None
 
     @property
+    def seed(self) -> int | None:
+        """Of the running episode."""
+        return self._seed
+
+    @property
+    def length(self) -> int:
+        """Transitions of the running episode so far, over all its pieces."""
+        return 0 if self._rows is None else self._first_step + len(self._rows.rewards)
+
+    @property
     def at_border(self) -> bool:
         """Whether a piece of the running episode is full: its next step begins another."""
         return self._rows is not None and len(self._rows.rewards) == self._piece_steps

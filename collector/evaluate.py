@@ -48,7 +48,7 @@ from collector.registered_run import (
     slug,
     unique_name,
 )
-from collector.rollout import Rollout
+from collector.rollout import ENDLESS, ENDLESS_STEPS, Rollout
 from collector.scripted_policy import SCRIPTED, ScriptedActor, load_scripted
 from collector.video import RenderedEnv, open_rendered_env
 from stepwell._plural import pluralize
@@ -60,8 +60,6 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 ATTEMPTS = 3
 """How often an episode is played whose environment fails, before the evaluation fails."""
-ENDLESS_STEPS = 10_000
-"""Steps of each environment in which no episode ends, before it is said that they may not end."""
 WIDTH = 8
 """Rows per chunk; collector/policy_actor.py explains why it is constant."""
 
@@ -141,7 +139,7 @@ def _play(
                     found[episode.seed].append((episode, pieces[episode.index]))
                     played += 1
             on_episode(played)
-        error = rollout.last_error
+        error = rollout.broken.last
     else:
         left = len(seeds) - played
         if left:
@@ -224,10 +222,7 @@ def run_evaluation(
                     played, steps_since_end, endless = done, 0, ""
                 steps_since_end += 1
                 if steps_since_end == ENDLESS_STEPS:
-                    endless = (
-                        f"no episode has ended for {ENDLESS_STEPS:,} steps; if they have no end, "
-                        "limit them: --env-args max_episode_steps=1000"
-                    )
+                    endless = f"no episode has ended for {ENDLESS_STEPS:,} steps; {ENDLESS}"
                     say(endless)
                 bar.update(task, completed=done)
                 check_command(done)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EvaluateConfig, parse
-from stepwell._exit_message import fail
+from stepwell._exit_message import PARTIAL, fail
 from stepwell._signals import interrupt, stop_signals
 from stepwell.errors import StepwellError, Undelivered
 
@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         return fail("stepwell collect", error)
     except KeyboardInterrupt:
         return 130
-    return 0 if stats.steps or not stats.broken else 1
+    if not stats.broken.total:
+        return 0
+    return PARTIAL if stats.kept else 1
 
 
 def evaluate(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ environment's spaces.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat, overload
@@ -130,6 +131,18 @@ class _Sender:
             self._client.close()
 
 
+class _BoundsWarning:
+    """Warns of the first observation beyond the bounds of its space."""
+
+    def __init__(self, interface: Interface):
+        self._interface, self._warned = interface, False
+
+    def look(self, obs: Arrays | None) -> None:
+        if obs is not None and not self._warned and (why := self._interface.outside(obs)):
+            self._warned = True
+            warnings.warn(f"{why}; such values are recorded as they are", stacklevel=3)
+
+
 class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The wrapper of `record`. It behaves like the environment; `outbox` has the unsent items."""
 
@@ -139,6 +152,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.outbox = sender.outbox
         self._interface, self._recorder, self._sender = interface, recorder, sender
+        self._bounds = _BoundsWarning(interface)
         self._episodes, self._closed = 0, False
 
     def reset(
@@ -147,8 +161,10 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Start an episode; an unfinished episode is kept, tagged "interrupted"."""
         self._recorder.truncate(INTERRUPTED)
         obs, info = self.env.reset(seed=seed, options=options)
+        first = self._interface.encode_observation(obs)
+        self._bounds.look(first)
         self._recorder.start_episode(
-            self._interface.encode_observation(obs),
+            first,
             index=self._episodes,
             seed=seed,
             policy_id="",
@@ -168,6 +184,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception:
             self._recorder.truncate(BROKEN)
             raise
+        self._bounds.look(next_obs)
         if self._recorder.running:
             self._recorder.add_step(recorded, number, next_obs, terminated, truncated, info)
         return obs, reward, terminated, truncated, info
@@ -201,6 +218,7 @@ class RecordVectorTrajectories(VectorWrapper):
         self.outbox = sender.outbox
         self._interface, self._recorders, self._sender = interface, recorders, sender
         self._events = Events(env, interface)
+        self._bounds = _BoundsWarning(interface)
         self._episodes, self._closed = 0, False
 
     def reset(
@@ -232,6 +250,7 @@ class RecordVectorTrajectories(VectorWrapper):
                 recorder.truncate(BROKEN)
             raise
         for i, event in events:
+            self._bounds.look(event.obs)
             if isinstance(event, Reset):
                 self._start(i, event, None)
             elif self._recorders[i].running:

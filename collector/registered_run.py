@@ -141,6 +141,8 @@ class Run:
     """End status if no exception is raised."""
     problem: str = ""
     """A failure that did not raise an exception."""
+    broken: str = ""
+    """What became of the episodes whose environment failed; kept with the run."""
     undelivered: str = ""
     """After the end: the data that the service did not receive, and why. Empty if it has all."""
     _heartbeat: Heartbeat | None = None
@@ -171,7 +173,7 @@ class Run:
     def close(self, error: BaseException | None = None) -> None:
         """Report how the run ended, immediately or after the data queued in the outbox."""
         self.undelivered = "; ".join(filter(None, (self.outbox.undelivered(), self.problem)))
-        reason = "; ".join(filter(None, (reason_of(error), self.undelivered)))
+        reason = "\n".join(filter(None, (self.broken, reason_of(error), self.undelivered)))
         if error is not None:
             self.status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self.undelivered:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
+from collector.broken_episodes import BrokenEpisodes
 from collector.envs import Arrays, BrokenEnv, Env, Envs, Interface
 from collector.episode_recorder import (
     BROKEN,
@@ -30,6 +31,9 @@ from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
+ENDLESS_STEPS = 10_000
+"""Steps of an episode after which it is said that it may have no end."""
+ENDLESS = "if episodes have no end, limit them: --env-args max_episode_steps=1000"
 MAX_FAILURES = 10
 """Number of consecutive failures, without a successful step, after which `BrokenEnv` is raised."""
 
@@ -89,10 +93,11 @@ class Rollout:
         self.inputs = ActorInputs.zeros(interface.spec, n)
         self.steps = 0
         """Transitions played, all environments together."""
-        self.broken = 0
-        """How often an environment failed."""
-        self.last_error = ""
-        """How it failed last."""
+        self.broken = BrokenEpisodes()
+        self.outside = ""
+        """The first observation outside of its declared space, in words."""
+        self.endless = ""
+        """That an episode may have no end, in words."""
         self._idle = set(range(n))
         self._failures = [0] * n
         self._started = 0
@@ -160,7 +165,7 @@ class Rollout:
                 raw, info = end(self._envs[env_index], "reset", seed=seed)
                 obs = self._interface.encode_observation(raw)
             except (Exception, SystemExit) as error:  # an environment may raise anything
-                self._on_error(env_index, f"reset(seed={seed}) failed: {describe_error(error)}")
+                self._on_error(env_index, f"reset failed: {_describe(error)}", seed)
             else:
                 self._on_reset(env_index, seed, obs, _mapping(info))
 
@@ -195,12 +200,13 @@ class Rollout:
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:  # an environment may raise anything
-            return self._on_error(env_index, f"step failed: {describe_error(error)}")
+            return self._on_error(env_index, f"step failed: {_describe(error)}")
         return self._on_step(env_index, action, number, obs, *over, _mapping(info))
 
     def _on_reset(
         self, env_index: int, seed: int | None, obs: Arrays, info: Mapping[str, Any]
     ) -> None:
+        self._look(obs, f"seed {seed}, reset")
         self._actor.reset(env_index, seed)
         if self._exploration is not None:
             self._exploration.reset(env_index)
@@ -226,7 +232,13 @@ class Rollout:
         if obs is not None:
             self.inputs.step(env_index, action, reward, obs)
         recorder = self._recorders[env_index]
+        self._look(obs, f"seed {recorder.seed}, step {recorder.length + 1}")
         episode = recorder.add_step(action, reward, obs, terminated, truncated, info)
+        if recorder.running and recorder.length == ENDLESS_STEPS:
+            self.endless = (
+                f"an episode has run for {ENDLESS_STEPS:,} steps and has not ended (seed"
+                f" {recorder.seed}); {ENDLESS}"
+            )
         if episode is not None and not self._exhausted:
             self._idle.add(env_index)
         # Else an environment whose episodes never end would be played by its first policy for ever.
@@ -235,10 +247,19 @@ class Rollout:
             recorder.change_policy(actor.policy_id(env_index))
         return episode
 
-    def _on_error(self, env_index: int, error: str) -> EpisodeSummary | None:
-        episode = self._recorders[env_index].truncate(BROKEN)
+    def _look(self, obs: Arrays | None, place: str) -> None:
+        if obs is not None and not self.outside and (why := self._interface.outside(obs)):
+            self.outside = f"{why} ({place})"
+
+    def _on_error(
+        self, env_index: int, error: str, seed: int | None = None
+    ) -> EpisodeSummary | None:
+        """`seed`: of the reset that failed."""
+        recorder = self._recorders[env_index]
+        seed = recorder.seed if recorder.running else seed
+        self.broken.add(error, seed=seed, step=recorder.length)
+        episode = recorder.truncate(BROKEN)
         self._failures[env_index] += 1
-        self.broken, self.last_error = self.broken + 1, error
         if self._failures[env_index] >= MAX_FAILURES:
             raise BrokenEnv(
                 f"{self._interface.env_id} failed {MAX_FAILURES} times in a row without one step; "
@@ -254,6 +275,10 @@ class Rollout:
         if not self._exhausted:
             self._idle.add(env_index)
         return episode
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, BrokenEnv) else describe_error(error)
 
 
 def _row(actions: Arrays, env_index: int) -> Arrays:

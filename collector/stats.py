@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.episode_recorder import EpisodeSummary
+from collector.broken_episodes import BrokenEpisodes
+from collector.episode_recorder import BROKEN, EpisodeSummary
 from stepwell._files import whole_file
 from stepwell.failpoints import failpoint
 
@@ -31,12 +32,16 @@ class CollectorStatistics:
     """Number of earlier sessions with this outbox, finished or killed."""
     steps: int = 0
     episodes: int = 0
-    broken: int = 0
+    broken: BrokenEpisodes = field(default_factory=BrokenEpisodes)
+    kept: int = 0
+    """Episodes that no error broke off: complete ones, and those that a stop interrupted."""
     dropped: int = 0
     """Episodes deleted unsent, because the trainers were behind (--when-ahead drop-oldest)."""
     waiting: str = ""
     """What it waits for, while no episode runs."""
     error: str = ""
+    remark: str = ""
+    """What is odd about the episodes, although nothing failed."""
     stepping_since: float | None = None
     """Time (monotonic) at which the step that is being made began."""
     started: float = field(default_factory=time.monotonic)
@@ -69,6 +74,7 @@ class CollectorStatistics:
         return f"an environment has not returned from its step or reset for {seconds:.0f} s"
 
     def add_episode(self, episode: EpisodeSummary) -> None:
+        self.kept += BROKEN not in episode.tags
         if episode.complete:
             self.episodes += 1
             self.recent.append(episode)
@@ -78,7 +84,7 @@ class CollectorStatistics:
         return {
             "env_steps": float(self.clock),
             "episodes": float(self.episodes),
-            "broken": float(self.broken),
+            "broken": float(self.broken.total),
             "dropped": float(self.dropped),
             "steps_per_second": self.steps_per_second,
         }

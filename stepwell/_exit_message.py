@@ -6,6 +6,9 @@ import os
 import sys
 import traceback
 
+PARTIAL = 3
+"""Exit status of a command that has done its work, but for what others broke: episodes whose
+environment failed."""
 DEBUG = "STEPWELL_DEBUG"
 """Set by `stepwell --debug …`, for a command and the processes it starts."""
 

@@ -31,7 +31,10 @@ def draw(name: str) -> None:
         ]
     )
     if run.error:
-        st.error("It ended with an error:")
+        if run.status == "failed":
+            st.error("It ended with an error:")
+        else:
+            st.warning("Not all of it went well:")
         st.code(run.error, language=None, wrap_lines=True)
     left, right = st.columns(2, gap="large")
     with left:

@@ -72,7 +72,18 @@ select id, 'return ' || round("return", 2) as what from {s.trajectories}, q
 where high > low and abs("return" - middle) > 20 * (high - low)"""
 
 
+def _broken(s: Subject) -> str:
+    return f"""select id, 'step ' || (first_step + length) as what from {s.trajectories}
+where list_contains(tags, 'broken')"""
+
+
 CHECKS = (
+    Check(
+        "broken", "warning",
+        "{n} broken off by an error of the environment ({what}); the run that collected them says "
+        "which",
+        _broken,
+    ),
     Check(
         "open_end", "warning",
         "{n} neither terminated nor truncated, and not going on in another trajectory",

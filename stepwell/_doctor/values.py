@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stepwell._doctor.check import (
     MOST_NUMBERS,
     Check,
@@ -100,6 +102,31 @@ def _bounded(sql: str, space: Box) -> list[tuple[str, float, float]]:
     return list(zip(_action_numbers(sql, space), low, high, strict=False))
 
 
+def _observation_outside(s: Subject) -> str | None:
+    limits = {}
+    for key, space, count in s.vectors():
+        if isinstance(space, Box):
+            low, high = (bound.reshape(-1).tolist()[:count] for bound in space.bounds())
+            names = [f"{key}[{i}]" for i in range(count)] if space.shape else [key]
+            limits |= dict(zip(names, zip(low, high, strict=True), strict=True))
+    conditions = []
+    for name, sql in s.numbers():
+        low, high = limits.get(name, (-math.inf, math.inf))
+        margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
+        parts = [f"{sql} < {low - margin!r}"] * (low > -1e30)
+        parts += [f"{sql} > {high + margin!r}"] * (high < 1e30)
+        if parts:
+            declared = literal(f", its space says {low:g} to {high:g}")
+            what = f"{literal(f'{name} = ')} || {sql} || {declared}"
+            conditions.append((what, " or ".join(parts)))
+    if not conditions:
+        return None
+    return f"""with w as (
+  select trajectory_id as id, t, {named(conditions)} as what from {s.numbered})
+select id, 'step ' || min(t) || ': ' || arg_min(what, t) as what from w
+where what is not null group by id"""
+
+
 def _action_numbers(sql: str, space: Box) -> list[str]:
     if space.shape == ():
         return [f"cast({sql} as double)"]
@@ -165,6 +192,9 @@ CHECKS = (
           "nothing, if inputs are normalised; very small ones are only centred"),
     Check("nan_info", "note", "{n} with infos that are not finite ({what})", _nan_info, "nothing"),
     Check("action_outside", "error", "{n} with actions outside of their space ({what})", _outside),
+    Check("observation_outside", "warning", "{n} with observations outside of their space ({what})",
+          _observation_outside, "nothing, if the environment's bounds are only too narrow",
+          in_groups=True),
     Check("constant_action", "warning", "{n} repeating one action from begin to end ({what})",
           _constant_action),
     Check("unused_action", "note", "actions that were never taken: {what}", _unused_action,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from stepwell._exit_message import PARTIAL
 from stepwell._files import whole_file
 from stepwell._launcher.launch_permissions import CommandLine, LauncherFolder
 from stepwell._launcher.process import LaunchedProcess
@@ -108,7 +109,7 @@ class ClaimedLaunch(BaseModel):
         for process in self._unresolved:
             if process.status is None and client is None:
                 continue
-            fine = process.status == 0
+            fine = process.status in (0, PARTIAL)
             if process.status is None and client is not None:
                 fine = _run_status(client, process.run) in ("finished", "stopped")
             self.failures[process.run] = "" if fine else process.failure()

@@ -1,6 +1,6 @@
 """The processes of `stepwell run`: one that breaks is started again.
 
-    waiting ──start──▶ running ──status 0──▶ ended
+    waiting ──start──▶ running ──status 0 or 3──▶ ended
        ▲                  │
        └──── a delay ─────┘ killed, or another status
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepwell._exit_message import PARTIAL
 from stepwell._processes import STOP_GRACE, Job, Processes, stop
 from stepwell.errors import StepwellError
 
@@ -135,7 +136,7 @@ class Supervisor:
         if status == 0 and followed is not None and not followed.ended:
             part.not_before = time.monotonic() + DELAY
             return
-        if status in (0, INTERRUPTED):
+        if status in (0, PARTIAL, INTERRUPTED):
             part.ended = True
             self._say_if_nobody_collects(part)
             return

@@ -380,7 +380,7 @@ def test_a_broken_environment_is_flagged_and_does_not_end_the_run(
         (1, ["broken"]),
         (4, []),
     ]
-    assert stats.broken == 2 and "asked to fail" in stats.error
+    assert stats.broken.total == 2 and "asked to fail" in stats.error
     assert client.run(config.run).status == "finished"
 
 

@@ -1,0 +1,222 @@
+"""Environments that break, leave their spaces or never end: what a collector says and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import rollout
+from collector.broken_episodes import MOST_CAUSES, BrokenEpisodes
+from collector.collect import collect
+from collector.config import CollectConfig
+from collector.main import main
+from collector.record import record
+from stepwell import Client
+from stepwell.doctor import diagnose
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Episodes of 4 steps. `answer(t)` is what step t returns, or raises; t counts from 1."""
+
+    def __init__(self, answer: Callable[[int, int], Any], ends: bool = True):
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._answer, self._ends = answer, ends
+        self.episode, self.t = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.t = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.t += 1
+        obs, reward = self._answer(self.episode, self.t)
+        return obs, reward, self._ends and self.t == 4, False, {}
+
+
+OBS = np.zeros(2, np.float32)
+
+
+def fine(_episode: int, _t: int) -> tuple[Any, Any]:
+    return OBS, 1.0
+
+
+def nan_obs(_episode: int, t: int) -> tuple[Any, Any]:
+    return (OBS if t < 2 else np.full(2, np.nan, np.float32)), 1.0
+
+
+def nan_reward(_episode: int, t: int) -> tuple[Any, Any]:
+    return OBS, (1.0 if t < 2 else float("nan"))
+
+
+def wrong_shape(_episode: int, t: int) -> tuple[Any, Any]:
+    return (OBS if t < 2 else np.zeros(3, np.float32)), 1.0
+
+
+def raises(_episode: int, t: int) -> tuple[Any, Any]:
+    if t == 2:
+        raise RuntimeError("the motor at 0x7f3a is hot: 81.5")
+    return OBS, 1.0
+
+
+@pytest.fixture
+def odd() -> Iterator[Callable[..., None]]:
+    """Register Odd-v0."""
+
+    def register(answer: Callable[[int, int], Any], **kwargs: Any) -> None:
+        episodes = [0]
+
+        def counted(_episode: int, t: int) -> Any:  # over all that are made: a broken one is closed
+            episodes[0] += t == 1
+            return answer(episodes[0] - 1, t)
+
+        gymnasium.register("Odd-v0", lambda: Odd(counted, **kwargs), disable_env_checker=True)
+
+    yield register
+    del gymnasium.registry["Odd-v0"]
+
+
+@pytest.fixture
+def words(service: Any, name: str, tmp_path: Path) -> list[str]:
+    found = ["--env", "Odd-v0", "--random", "--envs", "1", "--dataset", name, "--seed", "3"]
+    found += ["--run", f"run-{name}", "--url", service.url, "--outbox", str(tmp_path / "outbox")]
+    return [*found, "--no-progress"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (nan_obs, "4 x step failed: observation 'observation' holds NaN or infinity"),
+        (nan_reward, "4 x step failed: the reward is nan"),
+        (wrong_shape, "4 x step failed: observation 'observation' has shape (3,)"),
+        (raises, "4 x step failed: the motor at 0x7f3a is hot: 81.5 (RuntimeError at"),
+    ],
+)
+def test_if_every_episode_breaks_the_run_has_failed(
+    answer: Any, says: str, odd: Any, words: list[str], client: Client, name: str, capfd: Any
+) -> None:
+    odd(answer)
+    assert main([*words, "--episodes", "4"]) == 1
+    printed = " ".join(capfd.readouterr().err.split())
+    assert "0 episodes, 4 steps" in printed
+    assert "4 episodes were broken off by an error of the environment, 0 ended" in printed
+    run = client.run(f"run-{name}")
+    assert run.status == "failed" and says in run.error and says in printed
+    assert "(first: seed " in run.error and ", step 1)" in run.error
+    found = {f.kind: f for f in diagnose(client, name).findings}
+    assert found["broken"].trajectories == 4
+    assert len(client.sql(found["broken"].sql, dataset=name).rows) == 4
+
+
+def test_a_part_that_breaks_is_counted_by_cause_and_has_its_exit_status(
+    odd: Any, words: list[str], client: Client, name: str, capfd: Any
+) -> None:
+    def some(episode: int, t: int) -> tuple[Any, Any]:
+        if episode % 3 == 2 and t == 3:
+            raise ValueError(f"episode {episode} slipped by {episode / 7}")
+        return nan_obs(episode, t) if episode == 4 else fine(episode, t)
+
+    odd(some)
+    assert main([*words, "--episodes", "9"]) == 3
+    run = client.run(f"run-{name}")
+    assert run.status == "finished"
+    head, first, second = run.error.splitlines()
+    assert head == "4 episodes were broken off by an error of the environment, 5 ended:"
+    assert first.startswith("3 x step failed: episode 2 slipped by 0.2857") and "step 2)" in first
+    assert second.startswith("1 x step failed: observation 'observation' holds NaN")
+    assert head in " ".join(capfd.readouterr().err.split())
+    assert main([*words, "--episodes", "2"]) == 0, "the next ones end"
+    assert client.run(f"run-{name}").error == ""
+
+
+def test_causes_are_few_and_all_are_counted() -> None:
+    broken = BrokenEpisodes()
+    for number in range(3 * MOST_CAUSES):
+        broken.add("x" * (number + 1), seed=None, step=7)
+    lines = broken.lines()
+    assert len(lines) == MOST_CAUSES + 1 and broken.total == 3 * MOST_CAUSES
+    assert sum(int(line.split(" x ")[0]) for line in lines) == broken.total
+    assert lines[0].startswith(f"{2 * MOST_CAUSES} x other causes, as xxx")
+
+
+def far(episode: int, t: int) -> tuple[Any, Any]:
+    beyond = episode == 1 and t >= 2
+    return (np.array([0.5, 3.25], np.float32) if beyond else OBS), 1.0
+
+
+SAYS = "observation 'observation'[1] is 3.25, its space says -1 to 1"
+
+
+def test_values_beyond_their_space_are_stored_and_said_once(
+    odd: Any, words: list[str], client: Client, name: str, capfd: Any
+) -> None:
+    odd(far)
+    assert main([*words, "--episodes", "3"]) == 0
+    printed = " ".join(capfd.readouterr().err.split())
+    assert printed.count(SAYS) == 1 and ", step 2)" in printed
+    assert client.dataset(name).fifo.steps == 12
+    (found,) = [f for f in diagnose(client, name).findings if f.kind == "observation_outside"]
+    assert found.trajectories == 1 and "observation[1] = 3.25" in found.message
+    ((_, what),) = client.sql(found.sql, dataset=name).rows
+    assert what == "step 2: observation[1] = 3.25, its space says -1 to 1"
+
+
+def test_an_option_refuses_them(odd: Any, words: list[str], client: Client, name: str) -> None:
+    odd(far)
+    assert main([*words, "--episodes", "3", "--out-of-bounds", "refuse"]) == 3
+    assert SAYS in client.run(f"run-{name}").error
+    assert sorted(t.length for t in client.trajectories(name).items) == [1, 4, 4]
+
+
+def test_rounding_to_float32_leaves_no_space(odd: Any, words: list[str], capfd: Any) -> None:
+    odd(lambda _e, _t: (np.array([1.0 + 1e-8, -1.0], np.float64), 1.0))
+    assert main([*words, "--episodes", "1"]) == 0
+    assert "its space says" not in capfd.readouterr().err
+
+
+def test_an_episode_without_an_end_is_said_once(
+    odd: Any,
+    words: list[str],
+    client: Client,
+    name: str,
+    capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout, "ENDLESS_STEPS", 50)
+    odd(fine, ends=False)
+    assert main([*words, "--steps", "300", "--max-steps", "20"]) == 0
+    printed = " ".join(capfd.readouterr().err.split())
+    assert printed.count("an episode has run for 50 steps and has not ended (seed ") == 1
+    assert "--env-args max_episode_steps=1000" in printed
+    (worker,) = [w for w in client.workers() if w.run == f"run-{name}"]
+    assert "has run for 50 steps" in worker.last_error
+
+
+def test_record_warns_once_of_values_beyond_their_space(client: Client, name: str) -> None:
+    env = record(Odd(lambda _e, t: far(1, t)), name, client)
+    env.reset(seed=1)
+    env.step(0)
+    with pytest.warns(UserWarning, match=r"observation 'observation'\[1\] is 3.25"):
+        env.step(0)
+    env.step(0)  # a second warning would be an error
+    env.step(0)
+    env.close()
+    assert client.dataset(name).fifo.trajectories == 1
+
+
+def test_the_options_of_the_command_are_those_of_the_function(
+    odd: Any, service: Any, name: str, tmp_path: Path
+) -> None:
+    odd(raises)
+    config = CollectConfig(
+        env="Odd-v0", random=True, envs=1, dataset=name, episodes=2, url=service.url,
+        outbox=tmp_path / "outbox", progress=False,
+    )  # fmt: skip
+    stats = collect(config)
+    assert (stats.broken.total, stats.kept, stats.episodes) == (2, 0, 0)
