@@ -257,7 +257,7 @@ def _rollout(
         seeds=episode_seeds(episodes_seed, config.episodes),
         sink=lambda trajectory, _: run.outbox.put(trajectory),
         metadata=TrajectoryMetadata(
-            env=config.env, collector=run.worker, run=run.name, tags=config.tags
+            env=interface.env_id, collector=run.worker, run=run.name, tags=config.tags
         ),
         exploration=exploration,
         max_steps=config.max_steps,

@@ -24,7 +24,7 @@ C = TypeVar("C", bound=Settings)
 MOST_PROCESSES = 256
 """Environments of one collector that have a process each."""
 Reference = Annotated[str, AfterValidator(lambda text: text.replace(":", "/", 1))]
-"""RUN/VERSION; RUN:VERSION will do, too."""
+"""RUN:VERSION, kept as RUN/VERSION, the id of a policy in data; that will do, too."""
 
 
 class UsageError(StepwellError, ValueError):
@@ -82,14 +82,14 @@ class CollectConfig(EnvironmentConfig):
 
       stepwell collect --env Pendulum-v1 --dataset swing --random --episodes 100
       stepwell collect --env Pendulum-v1 --dataset swing --policy demo --wait-for-policy
-      stepwell collect --env Hopper-v5 --dataset hops --policy demo/best --epsilon.kind greedy
+      stepwell collect --env Hopper-v5 --dataset hops --policy demo:best --epsilon.kind greedy
     """
 
     dataset: str
     """Dataset for the episodes; if it does not exist, it is created from the environment's
     spaces."""
     policy: Reference = ""
-    """Policy to act with: RUN (always its newest policy), RUN/ALIAS or RUN/VERSION."""
+    """Policy to act with: RUN (always its newest policy), RUN:ALIAS or RUN:VERSION."""
     random: bool = False
     """Sample actions uniformly from the action space instead of using a policy."""
     wait_for_policy: bool = False
@@ -154,7 +154,7 @@ class CollectConfig(EnvironmentConfig):
     @model_validator(mode="after")
     def _one_player(self) -> Self:
         if bool(self.policy) == self.random:
-            raise ValueError("policy: give either --policy RUN[/VERSION] or --random")
+            raise ValueError("policy: give either --policy RUN[:VERSION] or --random")
         if self.wait_for_policy and self.random:
             raise ValueError("wait_for_policy: has no effect with --random; leave out one of them")
         if self.warm_up_steps and self.random:
@@ -171,7 +171,7 @@ class EvaluateConfig(EnvironmentConfig):
 
       stepwell evaluate demo
       stepwell evaluate demo:best --episodes 30 --videos 3
-      stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
+      stepwell evaluate demo:7 --env Hopper-v5 --seeds 1000 --json
       stepwell evaluate --policy demo --env Hopper-v5 --episodes 10 --follow
       stepwell evaluate --policy demo --env Hopper-v5 --videos 3
       stepwell evaluate --random --env Pendulum-v1 --no-upload
@@ -181,13 +181,13 @@ class EvaluateConfig(EnvironmentConfig):
     """Gymnasium id, e.g. Pendulum-v1; default: that of the newest collector into the run's dataset,
     with its arguments, or that of the dataset."""
     policy: Reference = ""
-    """Policy to evaluate: RUN (its newest policy), RUN/ALIAS, RUN/VERSION, or RUN/all: all versions
+    """Policy to evaluate: RUN (its newest policy), RUN:ALIAS, RUN:VERSION, or RUN:all: all versions
     that have no such score yet; the alias `best` then points to the highest mean. The first word
-    of the command line is the policy, too, and RUN:VERSION is RUN/VERSION."""
+    of the command line is the policy, too."""
     follow: bool = False
     """Evaluate each version of --policy RUN as it is published, until the run ends."""
     every: int = Field(0, ge=0)
-    """With RUN/all or --follow: leave out versions less than this many updates after the one
+    """With RUN:all or --follow: leave out versions less than this many updates after the one
     before; the last version is always evaluated. 0: every version."""
     against: Reference = ""
     """Also evaluate this policy with the same seeds, and compare them seed by seed."""
@@ -204,7 +204,7 @@ class EvaluateConfig(EnvironmentConfig):
     seeds: int = Field(0, ge=0)
     """The first seed; episode i is reset with seeds + i."""
     videos: int = Field(0, ge=0)
-    """Record videos of the first so many episodes, also of each policy with --against, RUN/all and
+    """Record videos of the first so many episodes, also of each policy with --against, RUN:all and
     --follow, there of versions that have a score, too. MP4 needs imageio-ffmpeg, else GIFs."""
     sample: bool = False
     """Sample actions from the policy instead of taking its greedy actions."""
@@ -237,7 +237,7 @@ class EvaluateConfig(EnvironmentConfig):
     def _one_player(self) -> Self:
         players = (bool(self.policy), self.file is not None, self.random, bool(self.scripted))
         if sum(players) != 1:
-            given = "--policy RUN[/VERSION], --file, --random, --scripted"
+            given = "--policy RUN[:VERSION], --file, --random, --scripted"
             raise ValueError(f"policy: give one of {given}")
         if not self.env and not self.policy:
             raise ValueError("env: required without --policy, whose data tell it")
@@ -246,9 +246,9 @@ class EvaluateConfig(EnvironmentConfig):
         if self.follow and not self.every_version:
             raise ValueError("follow: needs --policy RUN, without a version or an alias")
         if self.every and not self.every_version:
-            raise ValueError("every: needs --policy RUN/all, or --follow")
+            raise ValueError("every: needs --policy RUN:all, or --follow")
         if self.against and (self.every_version or self.against.partition("/")[2] == ALL):
-            raise ValueError("against: compares two policies; leave out RUN/all and --follow")
+            raise ValueError("against: compares two policies; leave out RUN:all and --follow")
         if self.videos and not self.upload:
             raise ValueError("videos: are kept with the score at the service; leave upload on")
         if self.videos > self.episodes:

@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from stepwell.spaces import (
     MultiBinary,
     MultiDiscrete,
     Space,
+    env_name,
     why_outside,
 )
 from stepwell.vocabulary import Vocabulary
@@ -54,6 +56,7 @@ Arrays = dict[str, Array]
 Leaf = tuple[str, tuple[str | int, ...], gym_spaces.Space[Any]]
 """(key in the spec, keys and indices down to it in nested Dicts and Tuples, the space there)."""
 
+VERSIONED = re.compile(r"-v\d+$")
 _EXTRA = "; for Box2D, MuJoCo and mazes: pip install 'stepwell[envs]'"
 
 
@@ -73,7 +76,8 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
     In "module:Name-v0", the module may also be in the current directory. Raises `EnvError`.
     """
     with _as_env_error(env_id, kwargs):
-        spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+        _refuse_no_version(env_id)
+        spec = gymnasium.registry.get(env_name(env_id))
         if spec is not None and spec.entry_point is None:
             raise EnvError(
                 f"{env_id} has only a batched implementation, whose episodes cannot be repeated by "
@@ -83,9 +87,21 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
 
 
+def _refuse_no_version(env_id: str) -> None:
+    """Data of "CartPole" and of "CartPole-v1" would be those of two environments."""
+    name = env_name(env_id)
+    if name in gymnasium.registry or VERSIONED.search(name):
+        return
+    known = (s for s in gymnasium.registry.values() if s.name == name.rpartition("/")[2])
+    versions = [spec.version for spec in known if spec.version is not None]
+    if versions:
+        raise EnvError(f"{env_id} names no version; use {env_id}-v{max(versions)}")
+
+
 def make_native(env_id: str, kwargs: Mapping[str, Any] | None, n: int) -> VectorEnv[Any, Any, Any]:
     """N environments by the environment's own batched implementation. Raises `EnvError`."""
     with _as_env_error(env_id, kwargs):
+        _refuse_no_version(env_id)
         if env_id in gymnasium.registry and gymnasium.spec(env_id).vector_entry_point is None:
             raise EnvError(
                 f"{env_id} has no batched implementation (vector_entry_point); use "
@@ -111,6 +127,10 @@ def _as_env_error(env_id: str, kwargs: Mapping[str, Any] | None) -> Iterator[Non
         # The errors of Stepwell's environments contain the hint.
         hint = "" if "stepwell[" in str(error) else _EXTRA
         raise EnvError(f"{env_id} needs a package that is not installed: {error}{hint}") from None
+    except gymnasium.error.DeprecatedEnv as error:
+        works = re.findall(r"`([\w./-]+-v\d+)`", str(error))
+        use = f"use {works[-1]}" if works else str(error)
+        raise EnvError(f"{env_id} is deprecated in the gymnasium installed here: {use}") from None
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise EnvError(
             f"no environment {env_id!r}: {str(error).rstrip('.')}. Name the module that registers "
@@ -386,7 +406,7 @@ def interface_of(
     spec = EnvSpec.of(
         _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id, texts),
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id, {}),
-        env=env_id,
+        env=env_name(env_id),
         infos={key: Box(()) for key in infos},
         roles={
             join_key("", k): r for k, r in {**declared.get("roles", {}), **(roles or {})}.items()
@@ -394,7 +414,7 @@ def interface_of(
         vocabularies={key: vocabulary for key, (vocabulary, _) in texts.items()},
     )
     return Interface(
-        env_id=env_id,
+        env_id=env_name(env_id),
         observation_space=observation_space,
         action_space=action_space,
         spec=spec,

@@ -37,6 +37,7 @@ from collector.episode_recorder import BROKEN, EpisodeSummary
 from collector.evaluation_result import EvaluationResult, summarise
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
+from collector.progress import MinuteLine
 from collector.registered_run import (
     Run,
     configured_env,
@@ -56,6 +57,7 @@ from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.messages import Capacity, Evaluation
+from stepwell.spaces import env_name
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 ATTEMPTS = 3
@@ -92,7 +94,7 @@ def evaluate_policy(
     with open_envs(make_env, min(envs, len(seeds))) as opened:
         interface = interface_of(opened[0], env_id)
         actor = _actor(policy, interface, len(opened), policy_id, sample, device)
-        metadata = TrajectoryMetadata(env=env_id, purpose="eval")
+        metadata = TrajectoryMetadata(env=interface.env_id, purpose="eval")
         return _play(opened, actor, interface, make_env, seeds, metadata, policy_id, lambda _: None)
 
 
@@ -200,7 +202,7 @@ def run_evaluation(
                 }
             )
         metadata = TrajectoryMetadata(
-            env=config.env,
+            env=interface.env_id,
             purpose="eval",
             run=run.name if run else "",
             collector="evaluate",
@@ -215,6 +217,7 @@ def run_evaluation(
         actor = _actor(player, interface, parallel, policy_id, config.sample, config.device)
         with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
+            line = MinuteLine(say, disabled=quiet or console.is_terminal)
 
             def on_episode(done: int) -> None:
                 nonlocal played, steps_since_end, endless
@@ -225,6 +228,7 @@ def run_evaluation(
                     endless = f"no episode has ended for {ENDLESS_STEPS:,} steps; {ENDLESS}"
                     say(endless)
                 bar.update(task, completed=done)
+                line.show(lambda: f"evaluate {policy_id}: {done} of {len(seeds)} episodes")
                 check_command(done)
 
             result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)
@@ -276,7 +280,7 @@ def _open_dataset(
     client: Client, config: EvaluateConfig, interface: Interface
 ) -> tuple[str, Interface]:
     """The dataset of the episodes, and the interface that records with its spec."""
-    default = f"eval-{slug(config.env)}"
+    default = f"eval-{slug(env_name(config.env))}"
     names = [config.dataset or default]
     if not config.dataset:  # an environment's arguments may change its spaces
         names.append(f"{default}-{interface.spec.digest[:8]}")

@@ -1,4 +1,4 @@
-"""`stepwell evaluate --policy RUN/all` and `--follow`: the score of every version of a run.
+"""`stepwell evaluate --policy RUN:all` and `--follow`: the score of every version of a run.
 
 Versions that have a score with the same seeds and settings are not played again, so the command
 can be stopped and repeated; videos that such a score lacks are made. Newer versions come first:
@@ -19,6 +19,7 @@ from collector.evaluate import record_videos, run_evaluation
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, Undelivered
 from stepwell.messages import Evaluation
+from stepwell.spaces import env_name
 
 POLL = 2.0
 """Seconds between two looks for a new version."""
@@ -120,7 +121,7 @@ def _scores(
     seeds = list(range(config.seeds, config.seeds + config.episodes))
     found: dict[int, Evaluation] = {}
     names = {f"{run}/{version}": version for version in versions}
-    for e in client.evaluations(env=config.env):  # newest first
+    for e in client.evaluations(env=env_name(config.env)):  # newest first
         same = e.seeds == seeds and {name: e.details.get(name) for name in wanted} == wanted
         if same and e.policy in names:
             found.setdefault(names[e.policy], e)

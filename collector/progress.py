@@ -14,7 +14,7 @@ from collector.stats import CollectorStatistics
 from stepwell._plural import pluralize
 from stepwell.outbox import Outbox
 
-BAR_EVERY, LINE_EVERY = 0.2, 30.0
+BAR_EVERY, LINE_EVERY = 0.2, 60.0
 
 
 @contextlib.contextmanager
@@ -44,6 +44,19 @@ def show_progress(
                 console.print(f"collect: {text}", highlight=False)
 
         yield update
+
+
+class MinuteLine:
+    """A line a minute, for a command whose output is no terminal."""
+
+    def __init__(self, say: Callable[[str], object], *, disabled: bool):
+        self._say, self._disabled = say, disabled
+        self._due = time.monotonic() + LINE_EVERY
+
+    def show(self, text: Callable[[], str]) -> None:
+        if not self._disabled and time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_EVERY
+            self._say(text())
 
 
 def _describe(stats: CollectorStatistics, outbox: Outbox) -> str:

@@ -100,9 +100,15 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
     try:
         service = Service(settings)
-    except (DirectoryInUse, IndexUnusable, OSError) as error:
+    except (DirectoryInUse, IndexUnusable) as error:
         listener.close()
         return _fail(str(error))
+    except OSError as error:
+        listener.close()
+        return _fail(
+            f"{settings.data} cannot hold the data ({error.strerror or error}); expected a"
+            " directory that this user can make and write to: --data DIR"
+        )
     except DatabaseError as error:
         listener.close()
         return _fail(

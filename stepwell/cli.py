@@ -69,6 +69,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Data": {
         "import": Command("stepwell.commands.imports:main", "upload a D4RL, npz or Minari file"),
+        "jobs": Command("stepwell.commands.jobs:main", "list, follow, cancel imports"),
         "export": Command(
             "stepwell.commands.export:main", "a dataset as npz, D4RL, Parquet or Minari files"
         ),

@@ -43,6 +43,7 @@ from stepwell.errors import (
 )
 from stepwell.messages import (
     ARROW,
+    JOB_ENDS,
     PROBLEM,
     AnnotateResult,
     Annotation,
@@ -78,7 +79,6 @@ SUFFIXES = {
     ".zip": "zip",
 }  # fmt: skip
 CONTENT_TYPES = {"d4rl": "application/x-hdf5", "npz": "application/x-npz"}
-JOB_ENDS = ("succeeded", "failed", "cancelled")
 PARQUET = "application/vnd.apache.parquet"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_METADATA = 16 * 1024

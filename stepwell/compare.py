@@ -47,7 +47,7 @@ from stepwell.published_scores import published_scores
 
 FIRST_EVALUATION_SEED, EPISODES = 900_000, 30
 """Fixed, and far from the seeds of any training data."""
-LINE_SECONDS = 30.0
+LINE_SECONDS = 60.0
 """Seconds between two lines of progress, where the output is no terminal."""
 MAX_SEEDS = 1000
 OWN = ("run", "seed", "dataset", "tags", "output")

@@ -23,6 +23,7 @@ from stepwell.confidence_intervals import (
 )
 from stepwell.messages import Evaluation, Run
 from stepwell.reference_scores import normalised_score, reference_family
+from stepwell.spaces import env_name
 
 TAG = "comparison:"
 RATE = "progress/updates_per_second"
@@ -145,7 +146,9 @@ def read_comparison(
     envs = {str(run.config.get("env", "")) for run in runs if run.kind == "eval"}
     newest: dict[str, Evaluation] = {}
     for one in sorted(envs if env is None else envs & {env}):
-        for e in client.items(Evaluation, "/v1/evaluations", env=one, limit=1000):  # newest first
+        for e in client.items(
+            Evaluation, "/v1/evaluations", env=env_name(one), limit=1000
+        ):  # newest first
             if e.run in mine and (seeds is None or e.seeds == list(seeds)):
                 newest.setdefault(e.policy, e)
     # An evaluation has the dataset of its policy's training; so has the one of random actions.

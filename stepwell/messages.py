@@ -549,6 +549,10 @@ class Labelled(Response):
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
+JOB_ENDS = ("succeeded", "failed", "cancelled")
+"""States of a job that has ended."""
+
+
 class Job(Response):
     id: str
     kind: str

@@ -39,7 +39,7 @@ def load_policy(
 ) -> Policy:
     """Load a policy to act with. Needs torch: `pip install 'stepwell[collector]'`.
 
-        policy = stepwell.load_policy("demo/best")
+        policy = stepwell.load_policy("demo:best")
         obs, _ = env.reset()
         policy.reset()
         reward, done = 0.0, False
@@ -48,7 +48,7 @@ def load_policy(
             done = terminated or truncated
 
     Args:
-        reference: RUN, RUN/VERSION or RUN/ALIAS (a ":" will do, too) of the service; or a Path to a
+        reference: RUN, RUN:VERSION or RUN:ALIAS (a "/" will do, too) of the service; or a Path to a
             file that a trainer wrote.
         client: the service; by default that of STEPWELL_URL and STEPWELL_TOKEN.
         sample: sample actions instead of taking the most probable ones.
@@ -94,6 +94,6 @@ def split_reference(reference: str) -> tuple[str, str]:
     run, _, which = reference.replace(":", "/", 1 if "/" not in reference else 0).partition("/")
     if not run or "/" in which:
         raise InvalidData(
-            "policy reference", expected="RUN, RUN/VERSION or RUN/ALIAS", got=repr(reference)
+            "policy reference", expected="RUN, RUN:VERSION or RUN:ALIAS", got=repr(reference)
         )
     return run, which or "latest"

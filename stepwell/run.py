@@ -44,7 +44,7 @@ from stepwell.errors import InvalidData, NotFound, ServiceUnreachable, StepwellE
 LOOK_EVERY = 0.5
 REPORT_SECONDS = 30.0
 """How long the last report waits for a service that is away."""
-SCREEN_EVERY, LINES_EVERY = 1.0, 10.0
+SCREEN_EVERY, LINE_EVERY = 1.0, 60.0
 """Seconds between two reports, on a terminal and elsewhere."""
 
 
@@ -281,8 +281,8 @@ def _free_name(client: Client, name: str) -> str:
 
 @contextmanager
 def _screen(console: Console, run: str) -> Iterator[Callable[[Callable[[], Sequence[Line]]], None]]:
-    """Reads and shows lines, when it is time: on a terminal in place, else below each other."""
-    every, due = (SCREEN_EVERY if console.is_terminal else LINES_EVERY), 0.0
+    """Reads and shows lines, when it is time: on a terminal in place, else as one line a minute."""
+    every, due = (SCREEN_EVERY if console.is_terminal else LINE_EVERY), 0.0
     with (
         Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live
     ):
@@ -296,9 +296,9 @@ def _screen(console: Console, run: str) -> Iterator[Callable[[Callable[[], Seque
             if live is not None:
                 live.update(_table(run, lines), refresh=True)
                 return
-            for line in lines:
-                text = common.printable(f"{run}  {line.part:<10} {line.state:<9} {line.text}")
-                console.print(text, markup=False, soft_wrap=True)
+            parts = (f"{line.part} {line.state}: {line.text}" for line in lines)
+            text = common.printable(f"{run}  {' | '.join(parts)}")
+            console.print(text, markup=False, soft_wrap=True)
 
         yield show
 

@@ -162,6 +162,12 @@ class MultiBinary:
 Space = Box | Discrete | MultiDiscrete | MultiBinary
 
 
+def env_name(env_id: str) -> str:
+    """The name that data and scores give an environment: its Gymnasium id without the module that
+    registers it, "my.module:Name-v0" → "Name-v0"."""
+    return env_id.rpartition(":")[2]
+
+
 def why_outside(space: Space, values: Array) -> str | None:
     """Return why `values` [N, *shape] are not all in `space`, or None. Ignores dtype and shape.
 

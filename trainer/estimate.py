@@ -38,7 +38,7 @@ MAX_POINTS = 10_000
 
 ABOUT = """\
 Estimate the value of a run's published policies from the data it was trained on, by fitted Q
-evaluation (Le et al. 2019), and let the alias RUN/best name the best one. No environment is needed.
+evaluation (Le et al. 2019), and let the alias RUN:best name the best one. No environment is needed.
 
 estimate  expected discounted return from the data's initial states, in the environment's units
 interval  95 % bootstrap interval over trajectories. It does not contain the error of Q where a
@@ -51,7 +51,7 @@ A policy takes about five seconds of CPU time for 100,000 steps."""
 EXAMPLES = """\
   stepwell estimate first
   stepwell estimate first --versions 1000,2000 --gamma 0.95
-  stepwell evaluate --policy first/best --env Hopper-v5"""
+  stepwell evaluate first:best --env Hopper-v5"""
 
 
 @dataclass(slots=True)
@@ -285,7 +285,8 @@ def _print(
         for version, e in found.estimates.items()
     ]
     rows.append(("data", float(f"{found.data:.5g}"), None, None, ""))
-    columns = ["version", "estimate", "95 % interval", "evaluated", ""]
+    discounted = f"estimate, discounted by {found.gamma:g}"
+    columns = ["version", discounted, "95 % interval", "evaluated, not discounted", ""]
     if not evaluated:
         columns.pop(3)
         rows = [row[:3] + row[4:] for row in rows]
@@ -295,6 +296,8 @@ def _print(
         f"{pluralize(found.trajectories, 'trajectory', 'trajectories')}, "
         f"{pluralize(found.steps, 'step')}"
     )
+    if evaluated:
+        print("evaluated: mean return of whole episodes; compare their order, not their size")
     if limited := _limited(found):
         low, high = found.bounds
         print(
@@ -308,7 +311,7 @@ def _print(
         alike = [v for v, e in found.estimates.items() if v != best and e.high >= chosen.low]
         if alike:
             print(f"the intervals do not separate {best} from {', '.join(map(str, alike))}")
-    done = f"{found.run}/best is version {best}, by " if set_alias else f"best: version {best}, by "
+    done = f"{found.run}:best is version {best}, by " if set_alias else f"best: version {best}, by "
     if best is None:
         print(
             "none is called best: nothing was evaluated in an environment, and the newest version, "
@@ -349,7 +352,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--steps", type=_positive, default=MAX_STEPS,
         help="of more data, some trajectories are used (default: %(default)s)")  # fmt: skip
     add("--again", action="store_true", help="repeat stored estimates")
-    add("--no-alias", dest="alias", action="store_false", help="do not set RUN/best")
+    add("--no-alias", dest="alias", action="store_false", help="do not set RUN:best")
     policy_commands.add_options(parser)
     return parser.parse_args(argv)
 

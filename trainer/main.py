@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 
@@ -31,6 +32,7 @@ from trainer.options import resolve, without_effect
 log = logging.getLogger("trainer")
 LAUNCHED = ("RANK", "WORLD_SIZE")
 PRINT_CONFIG = "--print-config"
+VERBOSE = "--verbose"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     try:
-        if PRINT_CONFIG in words:
-            resolved = resolve([word for word in words if word != PRINT_CONFIG])
+        asked = [word for word in words if word != VERBOSE]
+        if PRINT_CONFIG in asked:
+            resolved = resolve([word for word in asked if word != PRINT_CONFIG])
             print(json.dumps({"config": resolved.config.to_dict(), "origins": resolved.origins}))
             return 0
-        resolved = resolve(words)
+        resolved = resolve(asked)
         if not resolved.config.run:
             name = f"{resolved.config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
             words += ["--run", name]
-            resolved = resolve(words)
+            resolved = resolve([*asked, "--run", name])
         config = resolved.config
         if not config.snapshot:
             config.require_data()
@@ -100,13 +103,27 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
         if not quiet:
             print(text, flush=True)
 
-    for line in resolved.lines():
-        echo(f"  {line}")
+    if VERBOSE in words:
+        for line in resolved.lines():
+            echo(f"  {line}")
+    else:
+        count = len(resolved.lines())
+        echo(
+            f"recipe {resolved.config.recipe}, {count} settings that are not the default; "
+            f"{VERBOSE} prints them"
+        )
     if unused := without_effect(resolved):
         echo(f"warning: settings without effect, because agent.critic is off: {', '.join(unused)}")
     command = ["stepwell", "train", *words]
     with Client() as client:
-        return train_here(resolved.config, client, echo, origins=resolved.origins, command=command)
+        return train_here(
+            resolved.config,
+            client,
+            echo,
+            origins=resolved.origins,
+            command=command,
+            verbose=VERBOSE in words,
+        )
 
 
 def train_here(
@@ -116,7 +133,7 @@ def train_here(
     *,
     origins: dict[str, str],
     command: Sequence[str],
-    **info: str,
+    **info: Any,
 ) -> int:
     """Train in this process by `command`; returns the exit status. `info`: fields of `RunInfo`."""
     # Imported after --help and command-line errors are handled: torch takes seconds to load.

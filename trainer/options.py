@@ -26,7 +26,8 @@ RECIPE comes first, one of:
 {recipes}
 or one of the ablations of docs/method.md, each a recipe without one part of the method.
 --config FILE.toml may be given several times; later ones win, and flags win over files.
---print-config prints the resulting settings and the origin of each as JSON, without training.
+--print-config prints the resulting settings and the origin of each as JSON, without training;
+--verbose prints those that are not the default, and trains.
 Values are those of the recipe {name}; --derive replaces some by what suits the dataset.
 
   stepwell train pendulum_stitch --dataset pendulum --run first --updates 500

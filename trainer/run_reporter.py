@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import shlex
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +42,8 @@ LOGGERS = ("trainer", "stepwell._background", "stepwell.outbox")
 """Loggers whose warnings are added to the run's log."""
 LINGER = 1.0
 """Seconds that metrics wait so that they are sent in one request."""
-PROGRESS_ON_SCREEN, PROGRESS_IN_LOG = 2.0, 60.0
-"""Seconds between progress lines."""
+PROGRESS_ON_TERMINAL, PROGRESS_IN_LOG = 2.0, 60.0
+"""Seconds between progress lines; a screen that is no terminal is a log."""
 MAX_NOTES = 4096
 LOSS_COUNTS = {"count/bc": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
 """Metric that counts the transitions in a loss → (what learns from it, setting of its mask)."""
@@ -59,6 +60,8 @@ class RunInfo:
     """The run that this one reproduces."""
     snapshot: str = ""
     """Train on this snapshot instead of the selection of the config."""
+    verbose: bool = False
+    """Whether the screen, too, has the reason of each derived setting."""
 
 
 class RunReporter:
@@ -99,8 +102,12 @@ class RunReporter:
         self.config = config
         reasons = {d.key: f"derived: {d.reason}" for d in settings}
         self.info = replace(self.info, origins=self.info.origins | reasons)
+        say = self.log if self.info.verbose else self._log
         for d in settings:
-            self.log(f"  {d.key} = {d.value!r}    ({d.reason})")
+            say(f"  {d.key} = {d.value!r}    ({d.reason})")
+        if settings and not self.info.verbose:
+            count = pluralize(len(settings), "setting")
+            self._echo(f"{count} derived from the data; --verbose and the run's log say why")
 
     def log(self, text: str) -> None:
         """Print a line on the screen and append it to the run's log."""
@@ -225,7 +232,8 @@ class RunReporter:
         )
         if not last and self._rate > 0:
             text += f"  {duration((self.config.updates - update) / self._rate)} left"
-        if now - self._shown_at > PROGRESS_ON_SCREEN or last:
+        every = PROGRESS_ON_TERMINAL if sys.stdout.isatty() else PROGRESS_IN_LOG
+        if now - self._shown_at > every or last:
             self._shown_at = now
             self._echo(text)
         if now - self._logged_at > PROGRESS_IN_LOG or last:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
 from server.routes.datasets import create_first
-from server.service import AccessDep, ServiceDep, raw_body
+from server.service import AccessDep, Service, ServiceDep, raw_body
 from stepwell.import_options import OPTIONS
-from stepwell.messages import NAME, Format, JobAccepted, Partition
+from stepwell.messages import JOB_ENDS, NAME, Format, Job, JobAccepted, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["imports"])
+POLL = 0.1
+"""Seconds between two looks at a job that a client waits for."""
 
 
 def about(option: str) -> str:
@@ -31,6 +34,7 @@ def about(option: str) -> str:
 async def upload(
     service: ServiceDep,
     request: Request,
+    response: Response,
     access: AccessDep,
     name: Annotated[str, Path(pattern=NAME)],
     format: Annotated[Format, Query()] = "d4rl",  # noqa: A002 - the API's word
@@ -53,8 +57,13 @@ async def upload(
     ] = "",
     keep_last_step: Annotated[bool, Query(description=about("keep_last_step"))] = False,
     drop_infos: Annotated[str, Query(max_length=4096, description=about("drop_infos"))] = "",
+    wait: Annotated[bool, Query(description="answer when the job has ended")] = False,
 ) -> JobAccepted:
-    """All or nothing of the file becomes trajectories; GET /v1/jobs/{id} gives the progress."""
+    """All or nothing of the file becomes trajectories; GET /v1/jobs/{id} gives the progress.
+
+    With `wait` the answer is 200 and the job's result, or its error. A client that leaves earlier
+    cancels nothing.
+    """
     wanted = ImportOptions(
         dataset=name,
         format=format,
@@ -77,7 +86,25 @@ async def upload(
         await run_in_threadpool(service.imports.check, wanted, access.creates)
     stored, sha256, size = await service.imports.receive(request.stream())
     job = await run_in_threadpool(service.imports.submit, wanted, stored, sha256, size, access.who)
+    if wait:
+        job = await _ended(service, request, job)
+        response.status_code = 200
     return JobAccepted(job=job)
+
+
+async def _ended(service: Service, request: Request, job: Job) -> Job:
+    """The job when it has ended, or when its client has gone. Raises the error of one that failed,
+    and 409 for one that was cancelled."""
+    while job.state not in JOB_ENDS and not await request.is_disconnected():
+        await asyncio.sleep(POLL)
+        job = await run_in_threadpool(service.jobs.get, job.id)
+    if job.error is not None:
+        error = job.error
+        detail = f"{error.detail} (job {job.id})"
+        raise ProblemError(error.status, error.code, detail, expected=error.expected, got=error.got)
+    if job.state == "cancelled":
+        raise ProblemError(409, "cancelled", f"the import was cancelled (job {job.id})")
+    return job
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from stepwell.client import Client
 from stepwell.comparison import RATE, TAG, read_comparison
 from stepwell.errors import NotFound, ServiceUnreachable, StepwellError
 from stepwell.messages import Run
+from stepwell.spaces import env_name
 
 POLL = 0.2
 LOOK = 3.0
@@ -108,7 +109,7 @@ class Schedule:
         """Raise `OtherSettings` for another environment, for a run that was trained with other
         settings than these, or for further runs on data that have grown since the first."""
         before = read_comparison(self.client, self.name)
-        if before.env not in ("", self.env):
+        if before.env not in ("", env_name(self.env)):
             raise OtherSettings(
                 f"comparison {self.name} evaluates in {before.env}, not in {self.env}; choose "
                 "another --name"

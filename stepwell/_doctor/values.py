@@ -103,12 +103,12 @@ def _bounded(sql: str, space: Box) -> list[tuple[str, float, float]]:
 
 
 def _observation_outside(s: Subject) -> str | None:
-    limits = {}
+    limits: dict[str, tuple[float, float]] = {}
     for key, space, count in s.vectors():
         if isinstance(space, Box):
-            low, high = (bound.reshape(-1).tolist()[:count] for bound in space.bounds())
+            least, most = (bound.reshape(-1).tolist()[:count] for bound in space.bounds())
             names = [f"{key}[{i}]" for i in range(count)] if space.shape else [key]
-            limits |= dict(zip(names, zip(low, high, strict=True), strict=True))
+            limits |= dict(zip(names, zip(least, most, strict=True), strict=True))
     conditions = []
     for name, sql in s.numbers():
         low, high = limits.get(name, (-math.inf, math.inf))

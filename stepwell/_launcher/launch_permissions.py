@@ -45,7 +45,7 @@ WITHHELD = frozenset(
 """Settings that no launch may change: machine limits, and how processes report to the service."""
 
 _WORD = (re.compile(r"[A-Za-z0-9_.][^\s]*"), "a word")
-_POLICY = (re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.A), "RUN[/VERSION]")
+_POLICY = (re.compile(r"[A-Za-z0-9][\w.-]*([:/][A-Za-z0-9][\w.-]*)?", re.A), "RUN[:VERSION]")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # For a list setting, the pattern applies to each item.
 TEXT: dict[str, tuple[re.Pattern[str], str]] = {

@@ -11,6 +11,7 @@ from stepwell._run.supervisor import Part
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Evaluation, Run, Worker
+from stepwell.spaces import env_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _collect(client: Client, worker: Worker) -> tuple[str, str]:
 def scores(client: Client, run: str, env: str) -> dict[int, Evaluation]:
     """The newest evaluation of each version of a run, by version."""
     found: dict[int, Evaluation] = {}
-    for e in client.evaluations(env=env):  # newest first
+    for e in client.evaluations(env=env_name(env)):  # newest first
         name, _, version = e.policy.rpartition("/")
         if name == run and version.isdecimal():
             found.setdefault(int(version), e)

@@ -74,8 +74,13 @@ def connect(args: argparse.Namespace) -> Client:
 
 
 def dispatch(parser: argparse.ArgumentParser, argv: list[str] | None) -> int:
-    """Parse, run the chosen action with a client, and print its answer; the exit status."""
-    args = parser.parse_args(argv)
+    """Parse, run the chosen action with a client, and print its answer; the exit status. Without an
+    action, `list` is meant where there is one."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    named = bool(words) and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
+    if not named and any("list" in (action.choices or ()) for action in parser._actions):
+        words.insert(0, "list")
+    args = parser.parse_args(words)
     with connect(args) as client:
         answer: Answer | int = args.call(client, args)
     if isinstance(answer, int):

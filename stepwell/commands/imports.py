@@ -130,11 +130,19 @@ def main(argv: list[str] | None = None) -> int:
         )
         bar.update(sending, description="importing")
         size = bar.tasks[0].total or 1.0
-        job = client.wait_job(
-            job.id,
-            args.timeout,
-            lambda state: bar.update(sending, completed=state.progress * size),
-        )
+        try:
+            job = client.wait_job(
+                job.id,
+                args.timeout,
+                lambda state: bar.update(sending, completed=state.progress * size),
+            )
+        except KeyboardInterrupt:
+            print(
+                f"the service goes on with the import: stepwell jobs follow {job.id}, or"
+                f" stepwell jobs cancel {job.id}",
+                file=sys.stderr,
+            )
+            raise
         _tag_partially_observable(client, args)
     return _show(args, job, job.result or {})
 

@@ -98,7 +98,7 @@ def test_from_a_service_by_name_version_and_alias(service: Any, monkeypatch: Any
     assert len(actions) == 1 and actions <= {0, 1}
     with pytest.raises(NotFound):
         stepwell.load_policy(f"{run}/5")
-    with pytest.raises(InvalidData, match="expected RUN, RUN/VERSION or RUN/ALIAS"):
+    with pytest.raises(InvalidData, match="expected RUN, RUN:VERSION or RUN:ALIAS"):
         stepwell.load_policy("a/b/c")
 
 

@@ -60,7 +60,7 @@ def test_references() -> None:
     assert parse_reference("demo/7") == ("demo", "7")
     assert parse_reference("demo/best") == ("demo", "best")
     for wrong in ("", "/7", "a/b/c"):
-        with pytest.raises(UsageError, match="RUN/VERSION"):
+        with pytest.raises(UsageError, match="RUN:VERSION"):
             parse_reference(wrong)
 
 
