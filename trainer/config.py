@@ -269,8 +269,8 @@ class TrainConfig(RunSettings):
     runs."""
     threads: int = Field(1, ge=1)
     """torch threads per process; results are bit-equal only with the same number."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto: use GPUs if available."""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """auto: use GPUs if available; cpu; cuda, cuda:1: this GPU, for one process."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the forward pass."""
     compile: Literal["off", "auto", "on", "graphs"] = "off"

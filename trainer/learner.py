@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from amago_model.runtime.optimizer import (
 )
 from stepwell._plural import pluralize
 from trainer.config import OptimizerConfig, TrainConfig
-from trainer.errors import TrainerError
+from trainer.errors import SettingError, TrainerError
 
 Metrics = dict[str, Tensor]
 GRADIENT_NORM = "optimizer/gradient_norm"
@@ -58,7 +59,10 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
 
     Raises:
         WorldError: the number of processes differs from `config.processes`.
+        SettingError: there is no such GPU.
     """
+    if config.device.startswith("cuda"):
+        _use_gpu(config)
     cpu = config.device == "cpu" or not torch.cuda.is_available()
     if cpu:
         keep_freed_memory()
@@ -80,6 +84,23 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
             "launch` on CPU silently start one)"
         )
     return accelerator
+
+
+def _use_gpu(config: TrainConfig) -> None:
+    """Let accelerate use one GPU. Raises `SettingError`."""
+    if config.processes > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingError(
+            f"device: {config.device} is one GPU, and several processes have one each; choose them"
+            " with CUDA_VISIBLE_DEVICES"
+        )
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).split("\n")[0]
+        raise SettingError(
+            f"device: {config.device}: {reason}; expected a device that torch has here, as cpu"
+        ) from None
+    os.environ["ACCELERATE_TORCH_DEVICE"] = config.device
 
 
 class Update:

@@ -236,8 +236,9 @@ def _machines(run: Run, config: TrainConfig) -> list[Difference]:
 
     from trainer.distributed import hardware
 
-    kind = "cuda" if config.device == "auto" and torch.cuda.is_available() else "cpu"
-    then, now = str(run.config.get("hardware") or UNKNOWN), hardware(torch.device(kind))
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(automatic if config.device == "auto" else config.device)
+    then, now = str(run.config.get("hardware") or UNKNOWN), hardware(device)
     return [] if then == now else [Difference("device", then, now)]
 
 

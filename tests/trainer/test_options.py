@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from amago_model import (
     AugmentConfig,
@@ -30,6 +31,7 @@ from stepwell._plugins import import_plugins
 from stepwell._settings import flatten, override
 from trainer.config import TrainConfig
 from trainer.errors import SettingError
+from trainer.learner import make_accelerator
 from trainer.main import main
 from trainer.options import CRITIC_SETTINGS, resolve, without_effect
 from trainer.recipes import RECIPES, recipe
@@ -378,3 +380,15 @@ def test_every_loss_setting_is_the_critics_or_the_actors() -> None:
     actor = {"bc_weight", "dpg_weight", "dpg_normalization", "dpg_detach_state", "filter"}
     actor |= {"n_actions_in_actor_loss"}
     assert set(LossConfig.model_fields) == actor | set(CRITIC_SETTINGS)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_refused_by_name(device: str) -> None:
+    config = resolve(["offline", "--device", device]).config
+    with pytest.raises(SettingError, match=f"device: {device}: .*expected a device"):
+        make_accelerator(config)
+    with pytest.raises(SettingError, match="CUDA_VISIBLE_DEVICES"):
+        make_accelerator(config.replace(processes=2))
+    with pytest.raises(SettingError, match="device"):
+        resolve(["offline", "--device", "cuda:x"])
