@@ -101,7 +101,14 @@ def test_a_row_is_verified_as_it_was_written(tmp_path: Path) -> None:
     damage_rows(path, "UPDATE tokens SET scopes = '[\"admin\"]'")
     with closing(sqlite3.connect(path)) as plain:
         assert list(wrong_rows(plain, "tokens")) == [("t",)]
-        assert damage(plain) == ["tokens ['t']: the row is not what was written"]
+    assert damage(path) == ["tokens ['t']: the row is not what was written"]
+
+
+def test_a_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    upgrade(path)
+    path.write_bytes(path.read_bytes().replace(b"epoch", b"\xffpoch"))
+    assert damage(path) == ["a text of counters is not what was written"]
 
 
 def test_a_column_that_is_added_later_is_covered_when_the_table_is_protected_again(
