@@ -14,13 +14,15 @@ their own checksums, as if the flip were in the index itself.
 
 from __future__ import annotations
 
-import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
+
+from server.storage.sealed import replace_file
 
 log = structlog.get_logger("stepwell.wal")
 HEADER, FRAME = 32, 24
@@ -30,28 +32,36 @@ _MASK = np.uint64(0xFFFFFFFF)
 Words = NDArray[np.uint64]
 
 
-def mend_wal(index: Path) -> str:
-    """Undo what a flipped bit does to the log of `index`. Returns what cannot be undone, in words;
-    "" if the log is whole now, or ends in a transaction that was never finished."""
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What was found."""
+
+    trouble: str = ""
+    """What cannot be undone, in words; "" if the log is whole now, or ends in a transaction that
+    was never finished."""
+    commits: int = 0
+    """Transactions in it."""
+
+
+def mend_wal(index: Path) -> Log:
+    """Undo what a flipped bit does to the log of `index`. Only while nothing has it open."""
     path = index.with_name(f"{index.name}-wal")
     try:
         content = bytearray(path.read_bytes())
     except FileNotFoundError:
-        return ""
+        return Log()
     if len(content) <= HEADER or not any(content):
-        return ""
+        return Log()
     before = bytes(content)
     header = _Header.of(content) or _mended_header(content)
     if header is None:
-        return f"{path.name}: its header is not what was written"
-    damaged = _mend_frames(content, header)
+        return Log(f"{path.name}: its header is not what was written")
+    damaged, commits = _mend_frames(content, header)
     if content != before:
         log.error("the log of the index was damaged", file=path.name, put_back=not damaged)
-        with open(path, "r+b") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    return ""
+        # Not in place: a log whose checksums fit in part ends there.
+        replace_file(path, content, ("wal.before_rename", "wal.after_rename"))
+    return Log(commits=commits)
 
 
 class _Header:
@@ -122,15 +132,17 @@ def _first_is_whole(content: bytearray, header: _Header) -> bool:
     return frame[16:24] == _stored(header.sums(header.checksum, frame))
 
 
-def _mend_frames(content: bytearray, header: _Header) -> bool:
-    """Returns whether a frame stays damaged. Its checksum, and those behind it that continue it,
-    are then made to fit: the rows in it have checksums of their own."""
+def _mend_frames(content: bytearray, header: _Header) -> tuple[bool, int]:
+    """Returns whether a frame stays damaged, and the number of transactions. The checksum of such a
+    frame, and those behind it that continue it, are made to fit: the rows in it have checksums of
+    their own."""
     view = memoryview(content)
     starts = range(HEADER, len(content) - header.frame + 1, header.frame)
     sums = header.checksum
     damaged: Words | None = None
     """The sums that were written before the first damaged frame."""
     fitting: list[int] = []
+    commits = 0
     for start in starts:
         frame = view[start : start + header.frame]
         after = header.sums(sums, frame)
@@ -146,13 +158,14 @@ def _mend_frames(content: bytearray, header: _Header) -> bool:
                 break
         if damaged is not None:
             fitting.append(start)
+        commits += _commits(frame)
         sums = after
     for start in fitting:
         assert damaged is not None, "there are such frames"
         frame = view[start : start + header.frame]
         damaged = header.sums(damaged, frame)
         frame[8:24] = header.salts + _stored(damaged)
-    return bool(fitting)
+    return bool(fitting), commits
 
 
 def _stored(sums: Words) -> bytes:
@@ -204,8 +217,13 @@ def _goes_on(view: memoryview, header: _Header, starts: range) -> bool:
             continue
         if committed:
             return True
-        committed = bytes(view[start + 4 : start + 8]) != bytes(4)
+        committed = _commits(view[start:])
     return False
+
+
+def _commits(frame: memoryview) -> bool:
+    """Whether a transaction ends with this frame."""
+    return bytes(frame[4:8]) != bytes(4)
 
 
 def _flip(content: bytearray, bit: int) -> None:

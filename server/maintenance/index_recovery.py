@@ -77,7 +77,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         return found
     files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
-    if trouble := mend_wal(old):
+    if trouble := mend_wal(old).trouble:
         found.lost.append(f"changes in the log of the old index ({trouble})")
     with contextlib.closing(sqlite3.connect(f"file:{old}?mode=ro", uri=True)) as source:
         # A damaged text may be no text: its row is then lost, and not those behind it.

@@ -37,6 +37,7 @@ from server.maintenance.rebuild import _replace as replace_index
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
 from stepwell.errors import InvalidData
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.index_repair")
 SCHEMA = "the schema is not what was written"
@@ -54,7 +55,7 @@ def repair_index(index: Path, store: Store) -> None:
         return
     mend_schema(index)
     try:
-        if trouble := mend_wal(index):
+        if trouble := mend_wal(index).trouble:
             raise CannotName(trouble)
         found = damage(index)
         if not found:
@@ -137,7 +138,9 @@ class _Salvage:
             for trigger in TRIGGERS.values():
                 target.execute(trigger)
             row_checksums.seal_schema(target)
+            failpoint("repair.before_commit")
             target.execute("COMMIT")
+        failpoint("repair.after_commit")
         replace_index(self._index, new)
         return len(self._lost)
 

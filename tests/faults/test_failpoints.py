@@ -16,6 +16,7 @@ from server.fsck import main as fsck
 from stepwell.errors import Gone, ServiceUnreachable
 from tests.failpoints import failpoints_of
 from tests.faults.conftest import SHOWN, VIDEO
+from tests.index_file import damage_rows
 
 ON_DAMAGE = (
     *("quarantine.before_commit", "quarantine.after_commit"),
@@ -27,10 +28,19 @@ ON_MISSING = ("adopt.before_commit", "adopt.after_commit", "unknown.after_move")
 ON_COPY = tuple(n for n in failpoints_of("server") if n.split(".")[0] in ("backup", "restore"))
 """Of the commands; test_backup.py."""
 ON_REBUILD = tuple(name for name in failpoints_of("server") if name.startswith("rebuild."))
+ON_START = tuple(
+    name
+    for name in failpoints_of("server")
+    if name.split(".")[0] in ("clean", "repair", "schema", "wal")
+)
+"""Of a start that looks for damage of the index, and of a stop."""
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*failpoints_of("server")} - {*ON_DAMAGE, *ON_REBUILD, *ON_MISSING, *ON_COPY})
+    "name",
+    sorted(
+        {*failpoints_of("server")} - {*ON_DAMAGE, *ON_REBUILD, *ON_MISSING, *ON_COPY, *ON_START}
+    ),
 )
 def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     name: str,
@@ -93,6 +103,72 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     assert service.stop() == 0, service.tail()
     problems = [f.where for f in fsck.check(service.data).problems if not f.note]
     assert problems == [f"shards/fifo/{shard.name}"]
+
+
+@pytest.mark.parametrize("name", [*ON_START, "rebuild.before_rename", "rebuild.after_rename"])
+def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_mends(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    """What is damaged here can be put back: everything is served, by the next start, too."""
+    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
+    before = traffic(service)
+    before.prepare()
+    before.post("kept", 2)
+    before.client.flush("kept")
+    before.client.publish_policy("r", 1, b"weights")
+    ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
+    before.put_video(before.evaluate())
+    before.make_version("v1")
+    before.post("kept", 1)
+    files = data_files(service.data)
+    dies = {"STEPWELL_FAILPOINT": name}
+    if name in ("clean.before_rename", "clean.after_rename"):
+        service.kill()
+        service.start(env=dies)
+        assert service.stop() == -9, service.tail()
+        files = data_files(service.data)  # the stop has sealed
+    else:
+        if name == "clean.after_unlink":
+            assert service.stop() == 0
+            files = data_files(service.data)
+        service.kill()
+        damage_index(service.data / "index.sqlite", name)
+        service.start(env=dies, wait=False)
+        assert service.wait_exit() == -9, service.tail()
+    assert files <= data_files(service.data)
+    reopen(service.data, ledger)
+    assert files - data_files(service.data) <= {n for n in files if n.startswith("segments/")}
+    assert fsck.check(service.data, deep=True).clean
+
+
+def damage_index(index: Path, name: str) -> None:
+    """What leads a start to this failpoint."""
+    if name in ("schema.before_rename", "schema.after_rename"):
+        index.with_name("index.sqlite.schema").unlink()
+    elif name == "schema.after_write":
+        content = bytearray(index.read_bytes())
+        for text in (b"CREATE TABLE counters", b"CREATE TABLE datasets"):
+            content[content.index(text)] ^= 1
+        index.write_bytes(content)
+    elif name.startswith("wal."):
+        log = index.with_name("index.sqlite-wal")
+        content = bytearray(log.read_bytes())
+        place = content.index(bytes(200), 32 + 24) + 50  # in an empty part of a page
+        content[place] ^= 1
+        content[place + 8] ^= 1  # two bits: which they are is not known
+        log.write_bytes(content)
+    elif not name.startswith("clean."):
+        damage_rows(index, "UPDATE partition_stats SET steps = 1")
+
+
+def data_files(data: Path) -> set[str]:
+    folders = ("segments", "shards", "policies", "videos", "versions")
+    found = (path for folder in folders for path in (data / folder).rglob("*"))
+    return {str(path.relative_to(data)) for path in found if path.is_file()}
 
 
 @pytest.mark.parametrize("name", ON_REBUILD)
