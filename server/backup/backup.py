@@ -38,7 +38,7 @@ from server.index.tables import FILES, segments, shards, snapshots, trajectories
 from server.ingest.segments import SegmentDamaged, SegmentFile
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
 from server.storage.hold import DeletionHold
-from server.storage.store import QUARANTINE
+from server.storage.store import QUARANTINE, DirectoryInUse, DirectoryLock
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
 
@@ -91,7 +91,7 @@ def back_up(
         raise InvalidData(
             f"{data} has no index", expected="the directory of a service (stepwell serve --data)"
         )
-    refuse_wrong_index(data, index)
+    _refuse_wrong_index(data, index)
     target.remove_incomplete()
     hold = DeletionHold(data)
     try:
@@ -117,6 +117,18 @@ def back_up(
     finally:
         hold.release()
     return manifest
+
+
+def _refuse_wrong_index(data: Path, index: Path) -> None:
+    try:
+        lock = DirectoryLock(data)
+    except DirectoryInUse:
+        refuse_wrong_index(data, index, running=True)
+        return
+    try:
+        refuse_wrong_index(data, index)
+    finally:
+        lock.release()
 
 
 def _copy_index(index: Path, copy: Path) -> None:

@@ -48,9 +48,9 @@ def check(data: Path, *, deep: bool = False) -> Report:
         raise IndexUnusable(
             f"there is no index in {data}; if shards exist: stepwell fsck --rebuild --data {data}"
         )
-    refuse_wrong_index(data, data / "index.sqlite")
     lock = DirectoryLock(data)
     try:
+        refuse_wrong_index(data, data / "index.sqlite")
         store = Store(data)
         mend_schema(data / "index.sqlite")
         if trouble := mend_wal(data / "index.sqlite").trouble:
