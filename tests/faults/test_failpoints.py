@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.fsck import main as fsck
+from server.index.db import IndexUnusable
 from stepwell.errors import Gone, ServiceUnreachable
 from tests.failpoints import failpoints_of
 from tests.faults.conftest import SHOWN, VIDEO
@@ -195,18 +199,49 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
     (data / "videos" / "vid_stray.gif").write_bytes(b"GIF89a stray")
 
-    def rebuild(failpoint: str) -> int:
-        command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
-        return subprocess.run(
-            command, env=os.environ | {"STEPWELL_FAILPOINT": failpoint}
-        ).returncode
-
-    assert rebuild(name) == -9
+    assert rebuild(data, name) == -9
     assert [f for f in fsck.check(data, deep=True).problems if not f.note] == []
     reopen(data, ledger)
-    assert rebuild("") == 0
+    assert rebuild(data) == 0
     assert fsck.check(data, deep=True).clean
     reopen(data, ledger)
     aside = data / "quarantine"
     assert (aside / "policies" / "pol_stray.bin").read_bytes() == b"stray"
     assert (aside / "videos" / "vid_stray.gif").read_bytes() == b"GIF89a stray"
+
+
+@pytest.mark.parametrize("name", ON_REBUILD)
+def test_a_rebuild_of_an_index_with_the_log_of_another_may_die_too(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
+    data, before = service.data, traffic(service)
+    index = data / "index.sqlite"
+    before.prepare()
+    for _ in range(3):
+        before.post("kept", 2)
+        before.client.flush("kept")
+        with closing(sqlite3.connect(index)) as plain:
+            plain.execute("PRAGMA wal_checkpoint(FULL)")
+        if not data.with_name("old").exists():
+            shutil.copy(index, data.with_name("old"))
+    before.post("kept", 1)
+    service.kill()
+    shutil.copy(data.with_name("old"), index)
+    with pytest.raises(IndexUnusable, match="which is older"):
+        fsck.check(data)
+    files = data_files(data)
+    assert rebuild(data, name) == -9
+    assert rebuild(data) == 0
+    assert files <= data_files(data)
+    reopen(data, ledger)
+    assert fsck.check(data, deep=True).clean
+
+
+def rebuild(data: Path, failpoint: str = "") -> int:
+    command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
+    return subprocess.run(command, env=os.environ | {"STEPWELL_FAILPOINT": failpoint}).returncode
