@@ -168,6 +168,9 @@ def list_policies(
             query = query.where(policies.c.version < cursor)
         rows, last = first_rows(c, query.order_by(policies.c.version.desc()), limit)
         items = _policies(c, name, run_pk, rows)
+    if service.db.lost.of("policies"):  # the latest may be among the lost
+        for item in items:
+            item.aliases = [alias for alias in item.aliases if alias != LATEST]
     return Page[Policy](items=items, next=None if last is None else str(last["version"]))
 
 

@@ -251,6 +251,8 @@ def test_an_alias_is_not_answered_with_another_policy(
     assert live.http.get("/v1/runs/r/policies/1").content == b"w"
     for which in ("2", "latest"):
         assert live.http.get(f"/v1/runs/r/policies/{which}").json()["code"] == "index_damaged"
+    (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
+    assert (listed["version"], listed["aliases"]) == (1, [])
     octets = {"content-type": "application/octet-stream"}
     again = live.http.put("/v1/runs/r/policies/2", content=b"other", headers=octets)
     assert again.json()["code"] == "index_damaged", "a version never changes"
