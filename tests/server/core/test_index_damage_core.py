@@ -258,6 +258,15 @@ def test_an_alias_is_not_answered_with_another_policy(
     assert again.json()["code"] == "index_damaged", "a version never changes"
 
 
+def test_an_older_policy_that_is_lost_hides_no_newer_one(
+    index: Path, start: Callable[..., Any]
+) -> None:
+    damage_rows(index, "UPDATE policies SET step = 5 WHERE version = 1")
+    live = start(data=index.parent)
+    (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
+    assert (listed["version"], listed["aliases"]) == (2, ["latest"])
+
+
 def test_a_new_row_does_not_inherit_what_belonged_to_a_lost_one(
     index: Path, start: Callable[..., Any]
 ) -> None:
