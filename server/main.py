@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
 
 from server.index.db import IndexUnusable, has_admin_token, revision, upgrade
+from server.index.index_file import refuse_wrong_index
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
@@ -191,6 +192,7 @@ def db_main(argv: list[str] | None = None) -> int:
             return 0
         lock = DirectoryLock(Path(options.data))
         try:
+            refuse_wrong_index(Path(options.data), path)
             print(f"{path}: revision {upgrade(path)}")
         finally:
             lock.release()

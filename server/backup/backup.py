@@ -123,7 +123,7 @@ def _refuse_wrong_index(data: Path, index: Path) -> None:
     try:
         lock = DirectoryLock(data)
     except DirectoryInUse:
-        refuse_wrong_index(data, index, in_use=True)
+        refuse_wrong_index(data, index, running=True)
         return
     try:
         refuse_wrong_index(data, index)

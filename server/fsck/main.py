@@ -53,7 +53,7 @@ def check(data: Path, *, deep: bool = False) -> Report:
         refuse_wrong_index(data, data / "index.sqlite")
         store = Store(data)
         mend_schema(data / "index.sqlite")
-        if trouble := mend_wal(data / "index.sqlite"):
+        if trouble := mend_wal(data / "index.sqlite").trouble:
             raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
         db = Database(data / "index.sqlite")
         try:

@@ -399,7 +399,7 @@ def refuse_damage(path: Path) -> None:
     if not path.exists():
         return
     mend_schema(path)
-    if trouble := mend_wal(path):
+    if trouble := mend_wal(path).trouble:
         raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:

@@ -1,4 +1,4 @@
-"""Whether an index belongs to its directory, and is not older than the files in it."""
+"""Whether an index belongs to its directory and to its log, and is not older than the files."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ import sqlite3
 from pathlib import Path
 
 from server.index.db import REBUILD, IndexUnusable
+from server.index.row_checksums import row_crc
 from server.index.schema_copy import mend_schema
 from server.index.wal import mend_wal
 from server.storage.mark import Mark, read_mark
 
 DATA = ("shards/*", "segments", "policies", "videos", "versions", "annotations", "quarantine/*")
+ALONE = "mode=ro&immutable=1"
+"""How SQLite reads a file without its log."""
 RESTORING = "restoring"
 """Exists while `stepwell restore` copies into a directory."""
 
 
-def refuse_wrong_index(data: Path, index: Path, *, in_use: bool = False) -> None:
+def refuse_wrong_index(data: Path, index: Path, *, running: bool = False) -> None:
     """Raise `IndexUnusable` for an index that is missing, empty, of another directory or older
-    than this one's files: the service would not know what they hold.
-
-    `in_use`: by a service, which mended it when it started and writes to it now.
-    """
+    than this one's files: the service would not know what they hold; and for one with the log of
+    another. `running`: a service has the index open, and has looked at its log."""
     rebuild = REBUILD.replace("DIR", str(data))
     if (data / RESTORING).exists():
         raise IndexUnusable(
             f"{data} is being restored from a backup, which has not ended; run the same"
             " `stepwell restore` again: it goes on where it stopped"
         )
-    mark = read_mark(data)  # before the index, which may go on meanwhile
-    found = read_index_mark(index, in_use=in_use)
+    mark = read_mark(data)  # first: a service that runs goes on
+    if not running:
+        mend_schema(index)
+        if reason := foreign_log(index):
+            raise IndexUnusable(
+                f"{index}-wal {reason}. Nothing was changed. Put the {index.name} back that it"
+                f" belongs to; or rebuild it from the files and from this one, without its log:"
+                f" {rebuild}"
+            )
+    found = read_index_mark(index)
     if found is None:
         if held := _holds_data(data):
             state = "is empty" if index.exists() else "is missing"
@@ -53,18 +62,48 @@ def refuse_wrong_index(data: Path, index: Path, *, in_use: bool = False) -> None
     )
 
 
-def read_index_mark(index: Path, *, in_use: bool = False) -> Mark | None:
+def foreign_log(index: Path) -> str:
+    """What shows that the log beside the index is not its own, in words; "" if nothing does.
+
+    Nothing in a log says which file it is to be applied to: SQLite would mix the pages of two
+    times. But every transaction adds 1 to `counters.serial`, and a log is begun anew when the file
+    has all that it holds. So the file is as old as the log's beginning or newer, and not newer than
+    its end. Only while nothing has the index open.
+    """
+    if not index.exists() or not (commits := mend_wal(index).commits):
+        return ""
+    try:
+        alone = _intact_mark(index, ALONE)
+    except sqlite3.DatabaseError:
+        return ""  # a crash while the log was copied into it: the log has those pages
+    if alone is None:
+        return ""
+    try:
+        applied = _intact_mark(index, "mode=ro")
+    except sqlite3.DatabaseError as error:
+        return f"cannot be applied to {index.name} ({error}): it is another's, or damaged"
+    if applied is None:
+        return ""
+    if applied.store != alone.store:
+        return "belongs to the index of another directory, or of an earlier state of this one"
+    if (missing := applied.serial - commits - alone.serial) > 0:
+        return (
+            f"belongs to another {index.name}: it begins {missing} transactions behind this one,"
+            " which is older"
+        )
+    if (newer := alone.serial - applied.serial) > 0:
+        return (
+            f"belongs to another {index.name}: it ends {newer} transactions before this one, which"
+            " is newer"
+        )
+    return ""
+
+
+def read_index_mark(index: Path) -> Mark | None:
     """The mark of an index; None if there is no index, or an empty one. One without counters, from
-    an earlier version, has Mark(0, 0). Mends it if it is damaged, unless it is in use."""
+    an earlier version, has Mark(0, 0)."""
     if not index.exists():
         return None
-    if not in_use:
-        mend_wal(index)
-    try:
-        return _read_mark(index)
-    except sqlite3.DatabaseError:
-        if not in_use:
-            mend_schema(index)
     try:
         return _read_mark(index)
     except sqlite3.DatabaseError as error:
@@ -77,7 +116,7 @@ def read_index_mark(index: Path, *, in_use: bool = False) -> Mark | None:
 def _read_mark(index: Path) -> Mark | None:
     # Without a log, as a clean stop leaves it, SQLite must not make one.
     log = index.with_name(f"{index.name}-wal")
-    how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
+    how = "mode=ro" if log.exists() else ALONE
     with contextlib.closing(sqlite3.connect(f"file:{index}?{how}", uri=True)) as connection:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return None
@@ -88,6 +127,18 @@ def _read_mark(index: Path) -> Mark | None:
                 return Mark(0, 0)
             raise
     return Mark(int(rows.get("store", 0)), int(rows.get("serial", 0)))
+
+
+def _intact_mark(index: Path, how: str) -> Mark | None:
+    """None if there is none, or if its rows are not what was written."""
+    with contextlib.closing(sqlite3.connect(f"file:{index}?{how}", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone():
+            return None
+        rows = connection.execute(
+            "SELECT * FROM counters WHERE name IN ('store', 'serial')"
+        ).fetchall()
+    found = {name: value for name, value, *crc in rows if crc in ([], [row_crc(name, value)])}
+    return Mark(found["store"], found["serial"]) if len(found) == 2 else None
 
 
 def _holds_data(data: Path) -> Path | None:

@@ -16,8 +16,6 @@ or damaged, and a damaged one is written again.
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
 import re
 import secrets
@@ -34,6 +32,7 @@ from server.index.changes import counters
 from server.index.db import Database
 from server.index.tables import REVISION, tombstones
 from server.index.tables import counters as table
+from server.storage.sealed import sealed, unsealed
 from stepwell.failpoints import failpoint
 
 NAME = "base.json"
@@ -81,7 +80,7 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
     `layout` says what pieces are made of; a base of another one does not count.
     """
     mark = secrets.randbits(62)
-    content = json.dumps(
+    content = sealed(
         {
             "format": FORMAT,
             "revision": REVISION,
@@ -104,7 +103,7 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
                 for file, checksums in base.checksums.items()
             },
         }
-    ).encode()
+    )
     statement = insert(table).values(name=MARK, value=mark)
     try:
         with db.write() as connection:
@@ -117,7 +116,7 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
         raise OSError(f"the mark of the mirror's base was not written: {error.orig}") from None
     failpoint("mirror.after_mark")
     unfinished = directory / f"{NAME}.unfinished"
-    unfinished.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    unfinished.write_bytes(content)
     failpoint("mirror.before_rename")
     os.rename(unfinished, directory / NAME)
     failpoint("mirror.after_rename")
@@ -126,10 +125,7 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
 def load(db: sqlite3.Connection, directory: Path, layout: str) -> Base | None:
     """The base, if it is whole and of this index."""
     try:
-        digest, _, content = (directory / NAME).read_bytes().partition(b"\n")
-        if hashlib.sha256(content).hexdigest().encode() != digest:
-            return None
-        found = json.loads(content)
+        found = unsealed((directory / NAME).read_bytes())
         made_by = (found["format"], found["revision"], found["layout"])
         if made_by != (FORMAT, REVISION, layout):
             return None

@@ -8,8 +8,6 @@ the copy is right; where more do, it is of another schema and is ignored.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -17,6 +15,9 @@ from contextlib import closing
 from pathlib import Path
 
 import structlog
+
+from server.storage.sealed import replace_file, sealed, unsealed
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.schema_copy")
 MOST_BITS = 8
@@ -28,28 +29,24 @@ LEAF, INTERIOR = 13, 5
 def mend_schema(index: Path) -> None:
     """Put back flipped bits in the pages of the schema. Only while nothing has the index open."""
     kept = _kept(index)
-    try:
-        content = index.read_bytes() if kept else b""
-    except FileNotFoundError:
-        return
-    if kept is None or not content:
+    if kept is None or not index.exists():
         return
     size, pages = kept
-    differs = 0
-    for number, page in pages.items():
-        found = _masked(number, content[(number - 1) * size : number * size])
-        if len(found) != size:
+    # In place: of an index that is mended in part, the next start mends the rest.
+    with open(index, "r+b", buffering=0) as file:
+        differs = 0
+        for number, page in pages.items():
+            found = _masked(number, os.pread(file.fileno(), size, (number - 1) * size))
+            if len(found) != size:
+                return
+            differs += (int.from_bytes(found, "big") ^ int.from_bytes(page, "big")).bit_count()
+        if not 0 < differs <= MOST_BITS:
             return
-        differs += (int.from_bytes(found, "big") ^ int.from_bytes(page, "big")).bit_count()
-    if not 0 < differs <= MOST_BITS:
-        return
-    log.error("bits of the index's schema were flipped and are put back", bits=differs)
-    with open(index, "r+b") as file:
+        log.error("bits of the index's schema were flipped and are put back", bits=differs)
         for number, page in pages.items():
             for start, end in _stable(number, size):
-                file.seek((number - 1) * size + start)
-                file.write(page[start:end])
-        file.flush()
+                os.pwrite(file.fileno(), page[start:end], (number - 1) * size + start)
+                failpoint("schema.after_write")
         os.fsync(file.fileno())
 
 
@@ -62,13 +59,8 @@ def keep_schema(index: Path) -> None:
         pages = {n: _masked(n, page) for n, page in _pages(file.fileno(), size)}
     if _kept(index) == (size, pages):
         return
-    document = json.dumps([size, {number: page.hex() for number, page in pages.items()}]).encode()
-    new = index.with_name(f"{index.name}.schema.tmp")
-    with open(new, "wb") as copy:
-        copy.write(hashlib.sha256(document).hexdigest().encode() + b"\n" + document)
-        copy.flush()
-        os.fsync(copy.fileno())
-    os.replace(new, _copy_of(index))
+    content = sealed([size, {number: page.hex() for number, page in pages.items()}])
+    replace_file(_copy_of(index), content, ("schema.before_rename", "schema.after_rename"))
 
 
 def _copy_of(index: Path) -> Path:
@@ -78,12 +70,9 @@ def _copy_of(index: Path) -> Path:
 def _kept(index: Path) -> tuple[int, dict[int, bytes]] | None:
     """Page size and pages of the copy; None without a whole one."""
     try:
-        digest, _, document = _copy_of(index).read_bytes().partition(b"\n")
-    except OSError:
+        size, pages = unsealed(_copy_of(index).read_bytes())
+    except (OSError, ValueError):
         return None
-    if hashlib.sha256(document).hexdigest().encode() != digest:
-        return None
-    size, pages = json.loads(document)
     return size, {int(number): bytes.fromhex(page) for number, page in pages.items()}
 
 

@@ -16,42 +16,58 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from server.storage.sealed import replace_file
+
 log = structlog.get_logger("stepwell.wal")
 HEADER, FRAME = 32, 24
+AT_ONCE = 1024
+"""Frames."""
 MAGIC = 0x377F0682
 """Of checksums over little-endian words; with the lowest bit, over big-endian ones."""
 _MASK = np.uint64(0xFFFFFFFF)
 Words = NDArray[np.uint64]
 
 
-def mend_wal(index: Path) -> str:
-    """Undo what a flipped bit does to the log of `index`. Returns what cannot be undone, in words;
-    "" if the log is whole now, or ends in a transaction that was never finished."""
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What was found."""
+
+    trouble: str = ""
+    """What cannot be undone, in words; "" if the log is whole now, or ends in a transaction that
+    was never finished."""
+    commits: int = 0
+    """Transactions in it."""
+
+
+def mend_wal(index: Path) -> Log:
+    """Undo what a flipped bit does to the log of `index`. Only while nothing has it open."""
     path = index.with_name(f"{index.name}-wal")
     try:
-        content = bytearray(path.read_bytes())
+        with open(path, "rb") as file:  # an import makes it large: one copy in memory
+            content = bytearray(os.fstat(file.fileno()).st_size)
+            file.readinto(content)
     except FileNotFoundError:
-        return ""
+        return Log()
     if len(content) <= HEADER or not any(content):
-        return ""
-    before = bytes(content)
+        return Log()
+    before = zlib.crc32(content)
     header = _Header.of(content) or _mended_header(content)
     if header is None:
-        return f"{path.name}: its header is not what was written"
-    damaged = _mend_frames(content, header)
-    if content != before:
+        return Log(f"{path.name}: its header is not what was written")
+    damaged, commits = _mend_frames(content, header)
+    if zlib.crc32(content) != before:
         log.error("the log of the index was damaged", file=path.name, put_back=not damaged)
-        with open(path, "r+b") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    return ""
+        # Not in place: a log whose checksums fit in part ends there.
+        replace_file(path, content, ("wal.before_rename", "wal.after_rename"))
+    return Log(commits=commits)
 
 
 class _Header:
@@ -71,6 +87,8 @@ class _Header:
             weights[place] = power @ np.array([[1, 0], [1, 1]], np.uint64) & _MASK
             power = power @ step & _MASK
         self.weights, self.whole = weights, power
+        # (pair, sum, word) → (word, sum)
+        self._by_word = weights.transpose(0, 2, 1).reshape(-1, 2).astype(np.uint32)
 
     @classmethod
     def of(cls, content: bytes | bytearray) -> _Header | None:
@@ -93,11 +111,20 @@ class _Header:
         covered = bytes(frame[:8]) + bytes(frame[FRAME:])
         return np.frombuffer(covered, self.words).astype(np.uint64).reshape(-1, 2)
 
-    def sums(self, before: Words, frame: bytes | bytearray | memoryview) -> Words:
+    def own(self, frames: bytes | memoryview) -> Words:
+        """What each of the frames adds to the sums."""
+        words = np.frombuffer(frames, self.words).reshape(-1, self.frame // 4).astype(np.uint32)
+        # Without salts and checksum; modulo 2^32, as they wrap.
+        own = words[:, :2] @ self._by_word[:2] + words[:, FRAME // 4 :] @ self._by_word[2:]
+        return own.astype(np.uint64)
+
+    def sums(self, before: Words, own: Words) -> Words:
         """The checksum after a frame, from that before it."""
-        own = np.einsum("pij,pj->i", self.weights, self.data(frame))
         found: Words = (self.whole @ before + own) & _MASK
         return found
+
+    def sums_after(self, before: Words, frame: bytes | memoryview) -> Words:
+        return self.sums(before, self.own(frame)[0])
 
 
 def _mended_header(content: bytearray) -> _Header | None:
@@ -119,26 +146,30 @@ def _first_is_whole(content: bytearray, header: _Header) -> bool:
     frame = bytes(content[HEADER : HEADER + header.frame])
     if len(frame) < header.frame or frame[8:16] != header.salts:
         return False
-    return frame[16:24] == _stored(header.sums(header.checksum, frame))
+    return frame[16:24] == _stored(header.sums_after(header.checksum, frame))
 
 
-def _mend_frames(content: bytearray, header: _Header) -> bool:
-    """Returns whether a frame stays damaged. Its checksum, and those behind it that continue it,
-    are then made to fit: the rows in it have checksums of their own."""
+def _mend_frames(content: bytearray, header: _Header) -> tuple[bool, int]:
+    """Returns whether a frame stays damaged, and the number of transactions. The checksum of such a
+    frame, and those behind it that continue it, are made to fit: the rows in it have checksums of
+    their own."""
     view = memoryview(content)
     starts = range(HEADER, len(content) - header.frame + 1, header.frame)
     sums = header.checksum
     damaged: Words | None = None
     """The sums that were written before the first damaged frame."""
     fitting: list[int] = []
-    for start in starts:
+    commits = 0
+    for number, start in enumerate(starts):
         frame = view[start : start + header.frame]
-        after = header.sums(sums, frame)
+        if number % AT_ONCE == 0:
+            owns = header.own(view[start : starts[number : number + AT_ONCE][-1] + header.frame])
+        after = header.sums(sums, owns[number % AT_ONCE])
         if bytes(frame[8:16]) != header.salts or bytes(frame[16:24]) != _stored(after):
             bits = _flipped_bits(header, after, frame)
             if len(bits) == 1:
                 _flip(content, start * 8 + bits[0])
-                after = header.sums(sums, frame)
+                after = header.sums_after(sums, frame)
             elif bits or _goes_on(view, header, range(start, starts.stop, header.frame)):
                 damaged = sums if damaged is None else damaged
                 after = np.array(struct.unpack(">2I", frame[16:24]), np.uint64)
@@ -146,13 +177,14 @@ def _mend_frames(content: bytearray, header: _Header) -> bool:
                 break
         if damaged is not None:
             fitting.append(start)
+        commits += _commits(frame)
         sums = after
     for start in fitting:
         assert damaged is not None, "there are such frames"
         frame = view[start : start + header.frame]
-        damaged = header.sums(damaged, frame)
+        damaged = header.sums_after(damaged, frame)
         frame[8:24] = header.salts + _stored(damaged)
-    return bool(fitting)
+    return bool(fitting), commits
 
 
 def _stored(sums: Words) -> bytes:
@@ -204,8 +236,13 @@ def _goes_on(view: memoryview, header: _Header, starts: range) -> bool:
             continue
         if committed:
             return True
-        committed = bytes(view[start + 4 : start + 8]) != bytes(4)
+        committed = _commits(view[start:])
     return False
+
+
+def _commits(frame: memoryview) -> bool:
+    """Whether a transaction ends with this frame."""
+    return bytes(frame[4:8]) != bytes(4)
 
 
 def _flip(content: bytearray, bit: int) -> None:

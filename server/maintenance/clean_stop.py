@@ -10,13 +10,12 @@ where it does not fit, every row is verified.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 from pathlib import Path
 
 from server.checksums import examine
+from server.storage.sealed import replace_file, sealed, unsealed
 from server.storage.store import sync_directory
+from stepwell.failpoints import failpoint
 
 
 def mark_clean(index: Path) -> None:
@@ -24,14 +23,8 @@ def mark_clean(index: Path) -> None:
     if _wal(index).exists():
         return
     found = examine(index, digest=False)
-    document = json.dumps([found.size, found.checksums.hex()]).encode()
-    new = index.with_name(f"{index.name}.clean.tmp")
-    with open(new, "wb") as file:
-        file.write(hashlib.sha256(document).hexdigest().encode() + b"\n" + document)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, _mark(index))
-    sync_directory(index.parent)
+    content = sealed([found.size, found.checksums.hex()])
+    replace_file(_mark(index), content, ("clean.before_rename", "clean.after_rename"))
 
 
 def take_mark(index: Path) -> bool:
@@ -43,10 +36,13 @@ def take_mark(index: Path) -> bool:
     with contextlib.suppress(OSError):
         _mark(index).unlink()
         sync_directory(index.parent)
-    digest, _, document = content.partition(b"\n")
-    if _wal(index).exists() or hashlib.sha256(document).hexdigest().encode() != digest:
+    failpoint("clean.after_unlink")
+    try:
+        size, checksums = unsealed(content)
+    except ValueError:
         return False
-    size, checksums = json.loads(document)
+    if _wal(index).exists():
+        return False
     found = examine(index, digest=False)
     return (found.size, found.checksums.hex()) == (size, checksums)
 

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import examine
+from server.index.index_file import ALONE, foreign_log
 from server.index.schema_copy import mend_schema
 from server.index.table_reader import TableReader
 from server.index.tables import FILES, metadata, policies, videos
@@ -65,9 +66,17 @@ class Recovered:
 def from_old_index(connection: Connection, store: Store, old: Path | None) -> Recovered:
     """Copy the registry of the index file `old`, and read its settings of datasets and labels."""
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
+    how = "mode=ro"
     if old is not None:
         mend_schema(old)
-    if old is None or not _is_index(old):
+        if trouble := mend_wal(old).trouble:
+            found.lost.append(f"changes in the log of the old index ({trouble})")
+        if reason := foreign_log(old):
+            how = ALONE
+            found.lost.append(
+                f"changes that are only in {old.name}-wal, which is kept: it {reason}"
+            )
+    if old is None or not _is_index(old, how):
         found.lost += [
             "runs with their metrics and logs, evaluations with their videos, tokens, the audit,"
             " saved queries",
@@ -77,9 +86,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         return found
     files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
-    if trouble := mend_wal(old):
-        found.lost.append(f"changes in the log of the old index ({trouble})")
-    with contextlib.closing(sqlite3.connect(f"file:{old}?mode=ro", uri=True)) as source:
+    with contextlib.closing(sqlite3.connect(f"file:{old}?{how}", uri=True)) as source:
         # A damaged text may be no text: its row is then lost, and not those behind it.
         source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         found.lost += _lost_before(source)
@@ -166,8 +173,8 @@ def set_aside(
     recovered.lost.append(f"{missing} of {len(names)} files of {kind}; they are kept in {folder}")
 
 
-def _is_index(path: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source:
+def _is_index(path: Path, how: str) -> bool:
+    with contextlib.closing(sqlite3.connect(f"file:{path}?{how}", uri=True)) as source:
         try:
             return bool(source.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
         except sqlite3.DatabaseError:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ from server.maintenance.rebuild import _replace as replace_index
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
 from stepwell.errors import InvalidData
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.index_repair")
-BATCH = 1000
 SCHEMA = "the schema is not what was written"
 SURVIVORS = ("metrics", "audit", "lost_rows")
 """Tables of which an unknown number of rows may be lost: nothing else depends on them."""
@@ -54,9 +55,9 @@ def repair_index(index: Path, store: Store) -> None:
         return
     mend_schema(index)
     try:
-        if trouble := mend_wal(index):
+        if trouble := mend_wal(index).trouble:
             raise CannotName(trouble)
-        found = _damage_of(index)
+        found = damage(index)
         if not found:
             return
         log.error("the index is damaged: intact rows are copied to a new one", found=found[:5])
@@ -71,24 +72,26 @@ def repair_index(index: Path, store: Store) -> None:
     log.error("the index was damaged and is served without the lost rows", lost=lost)
 
 
-def _damage_of(index: Path) -> list[str]:
+def damage(index: Path) -> list[str]:
+    """What is wrong with an index, in words; empty if nothing is."""
     try:
         with contextlib.closing(sqlite3.connect(index)) as source:
-            return damage(source)
+            if not source.execute("PRAGMA user_version").fetchone()[0] and not _protected(source):
+                return []  # from before rows had checksums, or empty
+            with ThreadPoolExecutor(1) as beside:
+                structure = beside.submit(_wrong_structure, index)
+                found = [] if row_checksums.schema_is_intact(source) else [SCHEMA]
+                if wrong := first_wrong_row(source):
+                    found.append(wrong)
+            return structure.result() + found
     except sqlite3.DatabaseError as error:  # of one page: the others may be readable
         return [str(error)]
 
 
-def damage(source: sqlite3.Connection) -> list[str]:
-    """What is wrong with an index, in words; empty if nothing is."""
-    if not source.execute("PRAGMA user_version").fetchone()[0] and not _protected(source):
-        return []  # from before rows had checksums, or empty
-    found = [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
-    if not row_checksums.schema_is_intact(source):
-        found.append(SCHEMA)
-    if wrong := first_wrong_row(source):
-        found.append(wrong)
-    return found
+def _wrong_structure(index: Path) -> list[str]:
+    """What SQLite finds, which takes no turns with Python's threads."""
+    with contextlib.closing(sqlite3.connect(index)) as source:
+        return [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
 
 
 def _protected(source: sqlite3.Connection) -> bool:
@@ -135,7 +138,9 @@ class _Salvage:
             for trigger in TRIGGERS.values():
                 target.execute(trigger)
             row_checksums.seal_schema(target)
+            failpoint("repair.before_commit")
             target.execute("COMMIT")
+        failpoint("repair.after_commit")
         replace_index(self._index, new)
         return len(self._lost)
 

@@ -30,7 +30,7 @@ from server.index.db import (
     next_epoch,
     upgrade,
 )
-from server.index.index_file import read_index_mark
+from server.index.index_file import foreign_log, read_index_mark
 from server.index.tables import datasets, shards
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
@@ -155,15 +155,21 @@ def _replace(index: Path, new: Path) -> None:
     stamp = int(time.time())
     while (kept := index.with_name(f"{index.name}.{stamp}")).exists():
         stamp += 1
+    foreign = bool(foreign_log(index))
     if index.exists():
-        with contextlib.suppress(sqlite3.DatabaseError):
-            with contextlib.closing(sqlite3.connect(index)) as connection:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if not foreign:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                with contextlib.closing(sqlite3.connect(index)) as connection:
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         os.link(index, kept)
-    for suffix in ("-wal", "-shm"):
-        # Still there if the old index is damaged or lost.
+    # Still there if the old index is damaged or lost, or the log another's, which SQLite is then
+    # not to find beside the old index.
+    for suffix, name in (
+        ("-wal", f"{kept}.log" if foreign else f"{kept}-wal"),
+        ("-shm", f"{kept}-shm"),
+    ):
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{index}{suffix}", f"{kept}{suffix}")
+            os.rename(f"{index}{suffix}", name)
     failpoint("rebuild.before_rename")
     os.rename(new, index)
     sync_directory(index.parent)

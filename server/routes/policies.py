@@ -168,6 +168,11 @@ def list_policies(
             query = query.where(policies.c.version < cursor)
         rows, last = first_rows(c, query.order_by(policies.c.version.desc()), limit)
         items = _policies(c, name, run_pk, rows)
+    for item in items:
+        if LATEST in item.aliases and any(
+            _may_be_newer(lost.name, item) for lost in service.db.lost.of("policies")
+        ):
+            item.aliases.remove(LATEST)
     return Page[Policy](items=items, next=None if last is None else str(last["version"]))
 
 
@@ -270,6 +275,14 @@ def _policies(c: Connection, run: str, run_pk: int, rows: Sequence[RowMapping]) 
         )
         for row in rows
     ]
+
+
+def _may_be_newer(lost: str, policy: Policy) -> bool:
+    """Whether a lost policy of that name may be a later one of the same run."""
+    run, _, version = lost.rpartition("/")
+    if run not in (policy.run, ""):
+        return False
+    return not version.isdecimal() or int(version) > policy.version
 
 
 def _absent(c: Connection, run: str, run_pk: int, which: str) -> ProblemError:

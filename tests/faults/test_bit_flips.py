@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,16 +21,13 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import uvicorn
 
-from server import http_protocol
-from server.app import create_app
 from server.service import Service
-from server.settings import Settings
 from stepwell import Client
 from stepwell.errors import Gone
 from stepwell.messages import MetricPoint
-from stepwell.testing import make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory
+from tests.faults.serving import serving
 from tests.specs import make_rich_spec
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
@@ -58,29 +53,8 @@ class Served:
 
 @contextmanager
 def serve(data: Path) -> Iterator[Served]:
-    settings = Settings(
-        data=data,
-        sql_workers=1,
-        maintenance_interval=0,
-        scrub_rate=0,
-        seal_idle=1000,
-        seal_age=1000,
-    )
-    app = create_app(settings)
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=http_protocol.HttpProtocol, ws="none", log_config=None, port=0)
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started or not thread.is_alive(), what="the service to start")
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        with Client(url, retry_for=5.0, timeout=60.0) as client:
-            yield Served(app.state.service, client, url)
-    finally:
-        server.should_exit = True
-        thread.join(60)
+    with serving(data) as (url, service), Client(url, retry_for=5.0, timeout=60.0) as client:
+        yield Served(service, client, url)
 
 
 class World:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.fsck import main as fsck
+from server.index.db import IndexUnusable
 from stepwell.errors import Gone, ServiceUnreachable
 from tests.failpoints import failpoints_of
 from tests.faults.conftest import SHOWN, VIDEO
+from tests.index_file import damage_rows
 
 ON_DAMAGE = (
     *("quarantine.before_commit", "quarantine.after_commit"),
@@ -27,10 +32,19 @@ ON_MISSING = ("adopt.before_commit", "adopt.after_commit", "unknown.after_move")
 ON_COPY = tuple(n for n in failpoints_of("server") if n.split(".")[0] in ("backup", "restore"))
 """Of the commands; test_backup.py."""
 ON_REBUILD = tuple(name for name in failpoints_of("server") if name.startswith("rebuild."))
+ON_START = tuple(
+    name
+    for name in failpoints_of("server")
+    if name.split(".")[0] in ("clean", "repair", "schema", "wal")
+)
+"""Of a start that looks for damage of the index, and of a stop."""
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*failpoints_of("server")} - {*ON_DAMAGE, *ON_REBUILD, *ON_MISSING, *ON_COPY})
+    "name",
+    sorted(
+        {*failpoints_of("server")} - {*ON_DAMAGE, *ON_REBUILD, *ON_MISSING, *ON_COPY, *ON_START}
+    ),
 )
 def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     name: str,
@@ -95,6 +109,72 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     assert problems == [f"shards/fifo/{shard.name}"]
 
 
+@pytest.mark.parametrize("name", [*ON_START, "rebuild.before_rename", "rebuild.after_rename"])
+def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_mends(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    """What is damaged here can be put back: everything is served, by the next start, too."""
+    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
+    before = traffic(service)
+    before.prepare()
+    before.post("kept", 2)
+    before.client.flush("kept")
+    before.client.publish_policy("r", 1, b"weights")
+    ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
+    before.put_video(before.evaluate())
+    before.make_version("v1")
+    before.post("kept", 1)
+    files = data_files(service.data)
+    dies = {"STEPWELL_FAILPOINT": name}
+    if name in ("clean.before_rename", "clean.after_rename"):
+        service.kill()
+        service.start(env=dies)
+        assert service.stop() == -9, service.tail()
+        files = data_files(service.data)  # the stop has sealed
+    else:
+        if name == "clean.after_unlink":
+            assert service.stop() == 0
+            files = data_files(service.data)
+        service.kill()
+        damage_index(service.data / "index.sqlite", name)
+        service.start(env=dies, wait=False)
+        assert service.wait_exit() == -9, service.tail()
+    assert files <= data_files(service.data)
+    reopen(service.data, ledger)
+    assert files - data_files(service.data) <= {n for n in files if n.startswith("segments/")}
+    assert fsck.check(service.data, deep=True).clean
+
+
+def damage_index(index: Path, name: str) -> None:
+    """What leads a start to this failpoint."""
+    if name in ("schema.before_rename", "schema.after_rename"):
+        index.with_name("index.sqlite.schema").unlink()
+    elif name == "schema.after_write":
+        content = bytearray(index.read_bytes())
+        for text in (b"CREATE TABLE counters", b"CREATE TABLE datasets"):
+            content[content.index(text)] ^= 1
+        index.write_bytes(content)
+    elif name.startswith("wal."):
+        log = index.with_name("index.sqlite-wal")
+        content = bytearray(log.read_bytes())
+        place = content.index(bytes(200), 32 + 24) + 50  # in an empty part of a page
+        content[place] ^= 1
+        content[place + 8] ^= 1  # two bits: which they are is not known
+        log.write_bytes(content)
+    elif not name.startswith("clean."):
+        damage_rows(index, "UPDATE partition_stats SET steps = 1")
+
+
+def data_files(data: Path) -> set[str]:
+    folders = ("segments", "shards", "policies", "videos", "versions")
+    found = (path for folder in folders for path in (data / folder).rglob("*"))
+    return {str(path.relative_to(data)) for path in found if path.is_file()}
+
+
 @pytest.mark.parametrize("name", ON_REBUILD)
 def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     name: str,
@@ -119,18 +199,49 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
     (data / "videos" / "vid_stray.gif").write_bytes(b"GIF89a stray")
 
-    def rebuild(failpoint: str) -> int:
-        command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
-        return subprocess.run(
-            command, env=os.environ | {"STEPWELL_FAILPOINT": failpoint}
-        ).returncode
-
-    assert rebuild(name) == -9
+    assert rebuild(data, name) == -9
     assert [f for f in fsck.check(data, deep=True).problems if not f.note] == []
     reopen(data, ledger)
-    assert rebuild("") == 0
+    assert rebuild(data) == 0
     assert fsck.check(data, deep=True).clean
     reopen(data, ledger)
     aside = data / "quarantine"
     assert (aside / "policies" / "pol_stray.bin").read_bytes() == b"stray"
     assert (aside / "videos" / "vid_stray.gif").read_bytes() == b"GIF89a stray"
+
+
+@pytest.mark.parametrize("name", ON_REBUILD)
+def test_a_rebuild_of_an_index_with_the_log_of_another_may_die_too(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
+    data, before = service.data, traffic(service)
+    index = data / "index.sqlite"
+    before.prepare()
+    for _ in range(3):
+        before.post("kept", 2)
+        before.client.flush("kept")
+        with closing(sqlite3.connect(index)) as plain:
+            plain.execute("PRAGMA wal_checkpoint(FULL)")
+        if not data.with_name("old").exists():
+            shutil.copy(index, data.with_name("old"))
+    before.post("kept", 1)
+    service.kill()
+    shutil.copy(data.with_name("old"), index)
+    with pytest.raises(IndexUnusable, match="which is older"):
+        fsck.check(data)
+    files = data_files(data)
+    assert rebuild(data, name) == -9
+    assert rebuild(data) == 0
+    assert files <= data_files(data)
+    reopen(data, ledger)
+    assert fsck.check(data, deep=True).clean
+
+
+def rebuild(data: Path, failpoint: str = "") -> int:
+    command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
+    return subprocess.run(command, env=os.environ | {"STEPWELL_FAILPOINT": failpoint}).returncode

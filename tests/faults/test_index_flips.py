@@ -17,30 +17,25 @@ import json
 import os
 import random
 import shutil
-import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
-from server import http_protocol
-from server.app import create_app
 from server.fsck import main as fsck
 from server.index.db import IndexUnusable
 from server.index.lost_rows import HEADER
 from server.service import Service
-from server.settings import Settings
 from stepwell import Client
 from stepwell.messages import MetricPoint
-from stepwell.testing import make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.faults.serving import serving
 from tests.specs import make_rich_spec
 
 TRIES = int(os.environ.get("STEPWELL_INDEX_FLIPS", "6"))
@@ -102,32 +97,8 @@ class World:
     sent: dict[str, list[Trajectory]]
 
 
-@contextmanager
-def serve(data: Path) -> Iterator[tuple[str, Service]]:
-    """A service in this process. Raises what refuses the start."""
-    settings = Settings(
-        data=data,
-        token=OPERATOR,
-        sql_workers=1,
-        maintenance_interval=0,
-        scrub_rate=0,
-        seal_idle=1000,
-        seal_age=1000,
-    )
-    service = Service(settings)
-    app = create_app(settings, service)
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=http_protocol.HttpProtocol, ws="none", log_config=None, port=0)
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started or not thread.is_alive(), what="the service to start")
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
-    finally:
-        server.should_exit = True
-        thread.join(60)
+def serve(data: Path) -> AbstractContextManager[tuple[str, Service]]:
+    return serving(data, OPERATOR)
 
 
 def make(folder: Path) -> World:

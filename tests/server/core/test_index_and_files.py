@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from server.backup.backup import back_up
+from server.backup.target import Target
 from server.fsck import main as fsck
 from server.index.db import IndexUnusable
 from server.index.index_file import read_index_mark, refuse_wrong_index
+from server.main import db_main
 from server.storage.mark import Mark, read_mark, write_mark
+from server.storage.store import DirectoryInUse
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -317,3 +322,133 @@ def test_a_damaged_file_beside_a_good_one_of_its_name_keeps_no_service_from_star
     again = start()
     assert len(again.listing()) == count
     assert again.http.get("/readyz").json()["status"] == "degraded"
+
+
+# --- the log beside the index ---------------------------------------------------------------------
+
+
+def as_it_lies(live: Any, to: Path) -> Path:
+    """The directory as a kill would leave it now."""
+    return shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
+
+
+def checkpoint(live: Any) -> None:
+    """SQLite copies the log into the file; the next transaction begins the log anew."""
+    with closing(sqlite3.connect(live.data / "index.sqlite")) as plain:
+        assert plain.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0] == 0
+
+
+@pytest.fixture
+def killed(start: Callable[..., Any], tmp_path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The directory at three times, each with a log of its own; and what it held at the last."""
+    live = start()
+    found = []
+    for number in (1, 2, 3):
+        grow(live, number)
+        checkpoint(live)
+        sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
+        for one in sent:
+            live.post([one])
+        found.append(as_it_lies(live, tmp_path / f"time{number}"))
+    live.flush()  # it does so for `steps` anyway
+    return found, state(live)
+
+
+def test_an_index_with_its_own_log_is_no_other(killed: Any, start: Callable[..., Any]) -> None:
+    times, expected = killed
+    for data in times:
+        refuse_wrong_index(data, data / "index.sqlite")
+    live = start(data=times[2])
+    live.flush()
+    assert state(live) == expected
+
+
+@pytest.mark.parametrize(("index", "log"), [(0, 1), (1, 2), (0, 2), (1, 0), (2, 0), (2, 1)])
+def test_the_log_of_another_time_is_refused_and_the_command_recovers_everything(
+    killed: Any,
+    start: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    index: int,
+    log: int,
+) -> None:
+    """SQLite would take the pages that both hold from one time, and the others from another."""
+    times, expected = killed
+    data = shutil.copytree(times[2], tmp_path / "pair")
+    for time, suffix in ((index, ""), (log, "-wal")):
+        shutil.copy(times[time] / f"index.sqlite{suffix}", data / f"index.sqlite{suffix}")
+    (data / "index.sqlite-shm").unlink()
+    before = contents(data)
+    own = [(data / f"index.sqlite{suffix}").read_bytes() for suffix in ("", "-wal")]
+    which = "(which is older)" if index < log else "(which is newer|cannot be applied)"
+    with pytest.raises(IndexUnusable, match=f"sqlite-wal .*{which}.*fsck --rebuild"):
+        start(data=data)
+    for command in (fsck.main, lambda options: db_main(["upgrade", *options])):
+        assert command(["--data", str(data)]) != 0
+        assert f"fsck --rebuild --data {data}" in capsys.readouterr().err
+    with closing(Target(tmp_path / "backup", create=True)) as target:
+        with pytest.raises(IndexUnusable, match=r"fsck --rebuild"):
+            back_up(data, target)
+    assert [(data / f"index.sqlite{s}").read_bytes() for s in ("", "-wal")] == own
+    assert contents(data) == before
+    assert fsck.main(["--data", str(data), "--rebuild"]) == 0
+    assert "changes that are only in index.sqlite-wal" in capsys.readouterr().out
+    assert before <= contents(data)
+    (kept,) = data.glob("index.sqlite.*.log")
+    assert kept.read_bytes() == own[1]
+    assert kept.with_suffix("").read_bytes() == own[0]
+    live = start(data=data)
+    live.flush()
+    assert state(live) == expected
+    (loss,) = live.http.get("/v1/runs/r/metrics").json()["series"]
+    assert loss["steps"] == list(range(1, index + 2)), "of the index without the log"
+
+
+def test_the_log_of_another_directory_is_refused(
+    killed: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    times, _ = killed
+    other = start(data=tmp_path / "other")
+    grow(other, 1)
+    shutil.copy(other.data / "index.sqlite-wal", times[0] / "index.sqlite-wal")
+    (times[0] / "index.sqlite-shm").unlink()
+    with pytest.raises(IndexUnusable, match=r"another directory.*fsck --rebuild"):
+        refuse_wrong_index(times[0], times[0] / "index.sqlite")
+
+
+def test_a_crash_while_the_log_is_copied_into_the_file_is_no_other_log(
+    killed: Any, start: Callable[..., Any]
+) -> None:
+    """Some pages of the file are those of the log's end, whichever they are."""
+    times, expected = killed
+    data = times[2]
+    old = (data / "index.sqlite").read_bytes()
+    with closing(sqlite3.connect(data / "index.sqlite")) as plain:
+        wal = (data / "index.sqlite-wal").read_bytes()
+        plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    new = (data / "index.sqlite").read_bytes()
+    old = old.ljust(len(new), b"\0")
+    for seed in range(20):
+        rng = random.Random(seed)
+        pages = [rng.choice((old, new))[n : n + 4096] for n in range(0, len(new), 4096)]
+        (data / "index.sqlite").write_bytes(b"".join(pages))
+        (data / "index.sqlite-wal").write_bytes(wal)
+        refuse_wrong_index(data, data / "index.sqlite")
+    live = start(data=data)
+    live.flush()
+    assert state(live) == expected
+
+
+def test_a_backup_leaves_the_log_of_a_running_service_alone(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = start()
+    grow(live, 1)
+
+    def fail(_: Any) -> Any:
+        raise AssertionError("it is being written")
+
+    monkeypatch.setattr("server.index.index_file.mend_wal", fail)
+    refuse_wrong_index(live.data, live.data / "index.sqlite", running=True)
+    with pytest.raises(DirectoryInUse):
+        fsck.check(live.data)

@@ -101,7 +101,14 @@ def test_a_row_is_verified_as_it_was_written(tmp_path: Path) -> None:
     damage_rows(path, "UPDATE tokens SET scopes = '[\"admin\"]'")
     with closing(sqlite3.connect(path)) as plain:
         assert list(wrong_rows(plain, "tokens")) == [("t",)]
-        assert damage(plain) == ["tokens ['t']: the row is not what was written"]
+    assert damage(path) == ["tokens ['t']: the row is not what was written"]
+
+
+def test_a_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    upgrade(path)
+    path.write_bytes(path.read_bytes().replace(b"epoch", b"\xffpoch"))
+    assert damage(path) == ["a text of counters is not what was written"]
 
 
 def test_a_column_that_is_added_later_is_covered_when_the_table_is_protected_again(
@@ -244,9 +251,20 @@ def test_an_alias_is_not_answered_with_another_policy(
     assert live.http.get("/v1/runs/r/policies/1").content == b"w"
     for which in ("2", "latest"):
         assert live.http.get(f"/v1/runs/r/policies/{which}").json()["code"] == "index_damaged"
+    (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
+    assert (listed["version"], listed["aliases"]) == (1, [])
     octets = {"content-type": "application/octet-stream"}
     again = live.http.put("/v1/runs/r/policies/2", content=b"other", headers=octets)
     assert again.json()["code"] == "index_damaged", "a version never changes"
+
+
+def test_an_older_policy_that_is_lost_hides_no_newer_one(
+    index: Path, start: Callable[..., Any]
+) -> None:
+    damage_rows(index, "UPDATE policies SET step = 5 WHERE version = 1")
+    live = start(data=index.parent)
+    (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
+    assert (listed["version"], listed["aliases"]) == (2, ["latest"])
 
 
 def test_a_new_row_does_not_inherit_what_belonged_to_a_lost_one(
@@ -390,10 +408,10 @@ def test_no_flipped_bit_of_the_log_undoes_a_commit(tmp_path: Path) -> None:
         content[number if number < 30 else rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         copy.write_bytes(main)
         log.write_bytes(content)
-        assert mend_wal(copy) == ""
+        assert not mend_wal(copy).trouble
         with closing(sqlite3.connect(copy)) as plain:
             assert plain.execute("SELECT count(*) FROM t").fetchone() == (30,)
     for size in (len(whole) - 1, len(whole) - 4096, 5000, 33):
         torn = whole[:size]
         log.write_bytes(torn)
-        assert mend_wal(copy) == "" and log.read_bytes() == torn, "an unfinished end stays"
+        assert not mend_wal(copy).trouble and log.read_bytes() == torn, "an unfinished end stays"
