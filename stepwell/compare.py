@@ -147,7 +147,8 @@ def _recipes(words: dict[str, list[str]]) -> list[Recipe]:
         config = answer["config"]
         settings = given_settings(config, answer["origins"])
         every = int(config["schedule"]["publish_every"])
-        return Recipe(name, words[name], int(config["updates"]), every, settings)
+        rate = answer.get("updates_per_second")
+        return Recipe(name, words[name], int(config["updates"]), every, settings, rate)
 
     with ThreadPoolExecutor() as threads:
         return list(threads.map(one, words))
@@ -159,6 +160,7 @@ def _work(schedule: Schedule) -> None:
     _try_environment(schedule, again=bool(left))
     if not left:
         return
+    print(announcement(schedule, left), flush=True)
     console = Console(highlight=False)
     columns = (BarColumn(20), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -178,6 +180,22 @@ def _work(schedule: Schedule) -> None:
 
         schedule.tick, schedule.say = tick, say
         schedule.run()
+
+
+def announcement(schedule: Schedule, left: Sequence[Chain]) -> str:
+    """How long it will take: by rates of earlier runs of this comparison, else by those of the
+    recipes' table. The line of progress goes on with this machine's own."""
+    sizes = sorted({chain.recipe.updates for chain in left})
+    updates = " to ".join(f"{size:,}" for size in (sizes[:1] + sizes[1:][-1:]))
+    text = f"{pluralize(len(left), 'run')} of {updates} updates, {schedule.jobs} at a time"
+    times = schedule.evaluation_seconds
+    evaluation = sum(times) / len(times) if times else 0.0
+    seconds = seconds_left(schedule.chains, schedule.jobs, evaluation, schedule.every_policy)
+    if seconds is None:
+        return f"{text}; how long they take is said after the first updates"
+    seen = any(chain.rate for chain in schedule.chains)
+    by = "at the speed of its runs so far" if seen else "at typical speeds (docs/training.md)"
+    return f"{text}: about {_duration(seconds)} {by}; --updates and --seeds make it shorter"
 
 
 def _try_environment(schedule: Schedule, *, again: bool) -> None:
@@ -204,6 +222,8 @@ def _try_environment(schedule: Schedule, *, again: bool) -> None:
         wait(lambda: job.process.poll() is not None)
     finally:
         stop([job])
+    if "--no-upload" not in words:
+        schedule.evaluation_seconds.append(job.seconds)  # the first guess
     if job.process.returncode != 0:
         raise Failed(f"{schedule.env} cannot be played here: {job.reason()}")
 

@@ -79,7 +79,7 @@ def finished(comparison: Comparison, service_client: Client) -> tuple[Comparison
     """Killed while it trains, then interrupted, then run to its end. What the last one printed."""
     words = ("--recipes", "bc,bc10", "--seeds", "0-1", *TWO_POLICIES)
     process = comparison.start(*words)
-    wait_until(lambda: "update" in comparison.log(RUNS[0]), 120, what="training", pause=0.05)
+    wait_until(lambda: "recipe bc" in comparison.log(RUNS[0]), 120, what="training", pause=0.05)
     process.kill()  # its children live on
     process.communicate()
     process = comparison.start(*words)
@@ -92,6 +92,7 @@ def finished(comparison: Comparison, service_client: Client) -> tuple[Comparison
     assert not [child for child in started if child.is_running()]
     status, output = comparison.finish(*words)
     assert status == 0, output
+    assert " of 5 updates, 2 at a time: about " in output.partition(" trained, ")[0]
     return comparison, output
 
 

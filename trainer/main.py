@@ -28,6 +28,7 @@ from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError, TrainerError
 from trainer.options import resolve, without_effect
+from trainer.recipes import speeds
 
 log = logging.getLogger("trainer")
 LAUNCHED = ("RANK", "WORLD_SIZE")
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = [word for word in words if word != VERBOSE]
         if PRINT_CONFIG in asked:
             resolved = resolve([word for word in asked if word != PRINT_CONFIG])
-            print(json.dumps({"config": resolved.config.to_dict(), "origins": resolved.origins}))
+            found = {"config": resolved.config.to_dict(), "origins": resolved.origins}
+            print(json.dumps({**found, **speeds().get(resolved.config.recipe, {})}))
             return 0
         resolved = resolve(asked)
         if not resolved.config.run:

@@ -51,6 +51,8 @@ class Recipe:
     publish_every: int
     given: dict[str, object]
     """Settings of files and flags, by dotted name."""
+    typical_rate: float | None = None
+    """Updates per second on the machine of docs/training.md's table."""
 
 
 @dataclass
@@ -271,16 +273,12 @@ def seconds_left(
 ) -> float | None:
     """Estimated seconds until all chains are done; None while no rate is known.
 
-    A recipe whose rate is unknown is taken to be as fast as the mean of the others. `evaluation`:
-    seconds per evaluation.
+    A recipe that has not been seen takes its typical time, times what the others took of theirs.
+    `evaluation`: seconds per evaluation.
     """
-    rates: dict[str, list[float]] = {}
-    for chain in chains:
-        if chain.rate:
-            rates.setdefault(chain.recipe.name, []).append(1.0 / chain.rate)
-    if not rates:
+    per_update = _seconds_per_update(chains)
+    if not per_update:
         return None
-    per_update = {name: sum(values) / len(values) for name, values in rates.items()}
     usual = sum(per_update.values()) / len(per_update)
     total, open_chains = 0.0, 0
     for chain in chains:
@@ -295,3 +293,18 @@ def seconds_left(
             policies = max(1, math.ceil(recipe.updates / recipe.publish_every))
         total += evaluation * max(0, policies - chain.evaluated)
     return total / max(1, min(jobs, open_chains))
+
+
+def _seconds_per_update(chains: Sequence[Chain]) -> dict[str, float]:
+    """Of each recipe of which it can be told."""
+    rates: dict[str, list[float]] = {}
+    typical: dict[str, float] = {}
+    for chain in chains:
+        if chain.rate:
+            rates.setdefault(chain.recipe.name, []).append(1.0 / chain.rate)
+        if chain.recipe.typical_rate:
+            typical[chain.recipe.name] = 1.0 / chain.recipe.typical_rate
+    seen = {name: sum(values) / len(values) for name, values in rates.items()}
+    slower = [seen[name] / typical[name] for name in seen if name in typical]
+    factor = sum(slower) / len(slower) if slower else 1.0
+    return {name: seconds * factor for name, seconds in typical.items()} | seen

@@ -209,6 +209,16 @@ def test_the_time_left_counts_updates_and_evaluations_over_all_jobs():
     assert seconds_left(chains()[2:], 1) is None
 
 
+def test_before_a_recipe_is_seen_its_typical_time_counts():
+    some = chains()
+    fast, slow = some[0].recipe, some[2].recipe
+    slow.typical_rate = 20.0
+    assert seconds_left(some[2:], 1) == pytest.approx(50.0)
+    assert seconds_left(some, 1) == pytest.approx(5.0 + 50.0)
+    fast.typical_rate = 200.0  # this machine takes twice the time
+    assert seconds_left(some, 1) == pytest.approx(5.0 + 100.0)
+
+
 def test_settings_given_for_a_run_are_told_from_a_recipe_s():
     config = {"updates": 5, "seed": 3, "agent": {"losses": {"gamma": 0.9, "tau": 0.1}}}
     origins = {
