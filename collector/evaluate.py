@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
@@ -37,7 +36,6 @@ from collector.episode_recorder import BROKEN, EpisodeSummary
 from collector.evaluation_result import EvaluationResult, summarise
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
-from collector.progress import MinuteLine
 from collector.registered_run import (
     Run,
     configured_env,
@@ -53,6 +51,7 @@ from collector.rollout import ENDLESS, ENDLESS_STEPS, Rollout
 from collector.scripted_policy import SCRIPTED, ScriptedActor, load_scripted
 from collector.video import RenderedEnv, open_rendered_env
 from stepwell._plural import pluralize
+from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES
 from stepwell.errors import InvalidSpace, StepwellError
@@ -215,9 +214,8 @@ def run_evaluation(
                 raise KeyboardInterrupt
 
         actor = _actor(player, interface, parallel, policy_id, config.sample, config.device)
-        with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
+        with CommandProgress(console=console, quiet=quiet) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
-            line = MinuteLine(say, disabled=quiet or console.is_terminal)
 
             def on_episode(done: int) -> None:
                 nonlocal played, steps_since_end, endless
@@ -228,7 +226,6 @@ def run_evaluation(
                     endless = f"no episode has ended for {ENDLESS_STEPS:,} steps; {ENDLESS}"
                     say(endless)
                 bar.update(task, completed=done)
-                line.show(lambda: f"evaluate {policy_id}: {done} of {len(seeds)} episodes")
                 check_command(done)
 
             result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)

@@ -12,9 +12,10 @@ from rich.progress import Progress, TextColumn
 from collector.config import CollectConfig
 from collector.stats import CollectorStatistics
 from stepwell._plural import pluralize
+from stepwell._progress import LINE_EVERY
 from stepwell.outbox import Outbox
 
-BAR_EVERY, LINE_EVERY = 0.2, 60.0
+BAR_EVERY = 0.2
 
 
 @contextlib.contextmanager
@@ -44,19 +45,6 @@ def show_progress(
                 console.print(f"collect: {text}", highlight=False)
 
         yield update
-
-
-class MinuteLine:
-    """A line a minute, for a command whose output is no terminal."""
-
-    def __init__(self, say: Callable[[str], object], *, disabled: bool):
-        self._say, self._disabled = say, disabled
-        self._due = time.monotonic() + LINE_EVERY
-
-    def show(self, text: Callable[[], str]) -> None:
-        if not self._disabled and time.monotonic() >= self._due:
-            self._due = time.monotonic() + LINE_EVERY
-            self._say(text())
 
 
 def _describe(stats: CollectorStatistics, outbox: Outbox) -> str:

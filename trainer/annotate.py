@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from stepwell._plural import pluralize
+from stepwell._progress import CommandProgress
 from stepwell._sql import literal
 from stepwell.client import Client
 from stepwell.commands import common
@@ -61,8 +59,7 @@ def _run(client: Client, args: argparse.Namespace) -> int:
         client.delete_annotations(dataset, args.delete)
         print(f"deleted: the annotations {args.delete} of {dataset}")
         return 0
-    console = Console(stderr=True, highlight=False)
-    with Progress(console=console, disable=args.json or not console.is_terminal) as bar:
+    with CommandProgress(quiet=args.json) as bar:
         task = bar.add_task(f"annotate {args.dataset}", total=1.0)
         found = annotate(
             client,

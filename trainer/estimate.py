@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from stepwell._plural import pluralize
+from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.messages import MetricPoint, Policy, Run
@@ -85,8 +83,7 @@ def _run(client: Client, args: argparse.Namespace) -> int:
         )
     run = client.run(name)
     published = [policy.version for policy in client.policies(name)]
-    console = Console(stderr=True, highlight=False)
-    with Progress(console=console, disable=args.json or not console.is_terminal) as bar:
+    with CommandProgress(quiet=args.json) as bar:
         task = bar.add_task(f"estimate {run.name}", total=1.0)
         found = estimate_run(
             client,

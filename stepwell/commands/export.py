@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from stepwell._export import flat, lerobot, minari, parquet
 from stepwell._export.selection import Selection, read, select
 from stepwell._plural import pluralize
+from stepwell._progress import CommandProgress
 from stepwell.commands import common
 from stepwell.errors import InvalidData
 from stepwell.trajectory import Trajectory, new_id
@@ -75,13 +75,12 @@ def main(argv: list[str] | None = None) -> int:
             raise InvalidData("--fps counts steps a second", expected="≥ 1", got=str(args.fps))
         write = functools.partial(lerobot.write, fps=args.fps)
     _refuse_existing(out)
-    bar = Progress(
+    bar = CommandProgress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=args.json or not sys.stderr.isatty(),
+        quiet=args.json,
     )
     with common.connect(args) as client, bar:
         chosen = select(client, args.dataset, args.where, args.purpose)

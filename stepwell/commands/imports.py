@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
 from stepwell._export import licence, parquet
 from stepwell._plural import pluralize
+from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData
@@ -100,13 +100,12 @@ def main(argv: list[str] | None = None) -> int:
         options[key.replace("-", "_")] = value
     if args.columns:
         options["columns"] = args.columns
-    bar = Progress(
+    bar = CommandProgress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         DownloadColumn(),
-        console=Console(stderr=True),
-        disable=args.json or not sys.stderr.isatty(),
+        quiet=args.json,
     )
     if parquet.is_export(args.file):
         if options:

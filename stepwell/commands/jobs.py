@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
+from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import NotFound
@@ -59,12 +58,8 @@ def list_jobs(client: Client, args: argparse.Namespace) -> common.Answer:
 
 def follow_job(client: Client, args: argparse.Namespace) -> common.Answer:
     job = client.job(args.id) if args.id else _newest(client)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=Console(stderr=True),
-        disable=args.json or not sys.stderr.isatty(),
+    bar = CommandProgress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), quiet=args.json
     )
     with bar:
         task = bar.add_task(common.printable(job.message), total=1.0)
