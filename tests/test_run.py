@@ -1,5 +1,6 @@
 """`stepwell run`: the whole loop by one command, whatever is killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -75,7 +76,10 @@ def _part(process: "subprocess.Popen[str]", command: str) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def look() -> bool:
-        found[:] = [p for p in _children(process) if p.cmdline()[3:4] == [command]]
+        found.clear()
+        for child in _children(process):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found.extend([child] * (child.cmdline()[3:4] == [command]))
         return bool(found)
 
     wait_until(look, 60, what=f"stepwell {command}")

@@ -583,10 +583,10 @@ def ask(api, where, count=1, **args):
 
 
 def test_a_failure_is_told_with_the_end_of_its_log(api, launcher):
-    made = ask(api, "exit 3")
+    made = ask(api, "exit 4")
     launcher()
     failed = wait_state(api, made, "failed")
-    assert "status 3" in failed.error and "the last words" in failed.error
+    assert "status 4" in failed.error and "the last words" in failed.error
     assert failed.run == f"offline-{made.id[-6:]}"
 
 

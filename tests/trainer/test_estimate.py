@@ -109,7 +109,7 @@ def test_a_run_is_estimated_stored_and_its_best_version_named(
     assert dict(rows) == pytest.approx(values)
     assert main([run, "--cache", str(tmp_path / "cache")]) == 0
     out = capsys.readouterr().out
-    assert "discounted by 0.9" in out and f"{run}/best is version {found['best']}, by" in out
+    assert "discounted by 0.9" in out and f"{run}:best is version {found['best']}, by" in out
 
 
 def test_a_stopped_command_continues_and_repeats_nothing(

@@ -213,7 +213,7 @@ def test_settings_are_derived_when_enough_is_there(service, tmp_path):
     """Not from the first of 60 steps; then the untrained policy of that shape is published."""
     words = ["--data.wait-for-data", "60", "--data.refresh-every", "5"]
     words += ["--data.ratio.min-size", "60", "--data.ratio.updates-per-step", "1"]
-    run = Run(service, tmp_path, "enough", "enough", *words, recipe="offline")
+    run = Run(service, tmp_path, "enough", "enough", *words, "--verbose", recipe="offline")
     spec = make_spec(env="Tiny-v0")
     with service.client() as client:
         client.create_dataset("enough", spec)
