@@ -15,6 +15,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,6 +84,7 @@ def collect(
         interface = open_dataset(
             client, config.dataset, interface, create=config.create, capacity=capacity
         )
+        interface = replace(interface, note=lambda text: say(f"note: {text}"))
 
         # --- an outbox that outlives this process, and a run
         seed = secrets.randbits(31) if config.seed is None else config.seed

@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,12 +28,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
 from amago_model.config.names import join_key
 from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named
-from stepwell.errors import InvalidSpace, StepwellError
+from stepwell.errors import InvalidSpace, InvalidTrajectory, StepwellError
+from stepwell.flags import as_bool, as_bools, describe
+from stepwell.rounding import rounded
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -170,6 +173,9 @@ class Interface:
     """The spec of recorded data; its env is `env_id`."""
     partially_observable: bool = False
     """The environment declares it, in metadata["partially_observable"]."""
+    note: Callable[[str], object] = lambda _: None
+    """Called once for each of observations, actions and rewards that recording rounds."""
+    _noted: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def encode_observation(self, raw: Any) -> Arrays:
         """Convert one observation to owned arrays by key, in the spec's dtypes.
@@ -200,8 +206,10 @@ class Interface:
                 raise BrokenEnv(
                     f"observation {key!r} has shape {array.shape}, its space says {space.shape}"
                 )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
+            if array.dtype.kind == "f":
+                if not np.isfinite(array).all():
+                    raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
+                self._note_rounding("observations", value, array.dtype)
             found[key] = array
         return found
 
@@ -214,20 +222,53 @@ class Interface:
             raise BrokenEnv(f"the reward is {reward!r:.80}; one number is needed") from None
         if not abs(number) <= np.finfo(np.float32).max:
             raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
+        self._note_rounding("rewards", reward, np.dtype(np.float32))
         return number
+
+    def encode_end(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Convert the flags of one step, whatever gymnasium lets pass, to bools. Raises
+        `BrokenEnv`."""
+        try:
+            ends = [
+                as_bool(name, flag, end=True)
+                for name, flag in (("terminated", terminated), ("truncated", truncated))
+            ]
+        except InvalidTrajectory as error:
+            raise BrokenEnv(f"{error}; the environment's step must return one bool") from None
+        return ends[0], ends[1]
+
+    def encode_ends(self, name: str, flags: Any, n: int) -> NDArray[np.bool_]:
+        """`terminated` or `truncated` of one step of a vector environment: [n]. Raises
+        `BrokenEnv`."""
+        if flags is None:
+            flags = np.zeros(n, np.bool_)
+        try:
+            found = as_bools(name, flags, end=True)
+            if found.size != n:
+                raise InvalidTrajectory(name, expected=f"{n} flags", got=describe(flags))
+        except InvalidTrajectory as error:
+            raise BrokenEnv(
+                f"{error}; the vector environment's step must return an array of {n} bools"
+            ) from None
+        return found.reshape(n)
 
     def decode_action(self, arrays: Mapping[str, Array]) -> Any:
         """Convert named arrays of one action to the argument of the environment's `step`."""
         return _decode(self.action_space, _root(self.action_space, DEFAULT_ACTION), arrays)
 
-    def encode_action(self, action: Any) -> Arrays:
-        """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key."""
+    def encode_action(self, action: Any, *, executed: bool = False) -> Arrays:
+        """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key.
+
+        `executed`: the environment gets `action` itself, so that rounding is noted.
+        """
         found: Arrays = {}
         for key, path, leaf in self._acted:
             value = action
             for part in path:
                 value = value[part]
             space = self.spec.actions[key]
+            if executed:
+                self._note_rounding("actions", value, np.dtype(space.dtype))
             found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
         return found
 
@@ -242,6 +283,11 @@ class Interface:
             limits = self._limits.get(key)
             kept[key] = array if limits is None else np.clip(array, *limits)
         return kept
+
+    def _note_rounding(self, what: str, raw: Any, dtype: np.dtype[Any]) -> None:
+        if what not in self._noted and (text := rounded(what, raw, dtype)):
+            self._noted.add(what)
+            self.note(text)
 
     @cached_property
     def _observed(self) -> list[Leaf]:

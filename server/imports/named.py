@@ -18,16 +18,15 @@ import numpy as np
 
 from server.imports.episodes import trajectory_id
 from server.imports.raw_file import (
-    ROUNDED,
     Array,
     ImportOptions,
     ImportRefused,
     Reading,
-    rounds,
 )
 from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
+from stepwell.rounding import rounded
 from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, why_outside
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
@@ -165,8 +164,8 @@ def _warn_of_rounding(source: Episodes) -> None:
             return  # said when the episode is stored
         if rewards.dtype == np.float32 or rewards.dtype.itemsize <= 2:
             return  # none is rounded, and the other episodes have the same type
-        if rounds(rewards):
-            source.layout.warnings.append(ROUNDED.format(rewards.dtype))
+        if warning := rounded("rewards", rewards, np.float32):
+            source.layout.warnings.append(warning)
             return
 
 
