@@ -3,7 +3,7 @@
     gymnasium space          EnvSpec                            the agent
     Box, any shape, dtype    Box                                observation; action if bounded
     Discrete                 Discrete                           observation as one-hot; action
-    MultiDiscrete, -Binary   the same, flat and from 0          observation; action
+    MultiDiscrete, -Binary   the same, flat                     observation; action
     Text, missions, words    MultiDiscrete and a Vocabulary     observation, as tokens (texts.py)
     Dict, Tuple of those     one key each: "arm/angle", "arm/0" observations: those of role `policy`
     all others               an error that contains the key
@@ -413,7 +413,7 @@ def interface_of(
 
 def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:
     """A space without its dtype and bounds, which may differ between recordings."""
-    fields = ("kind", "shape", "n", "nvec", "start", "vocabulary")
+    fields = ("kind", "shape", "n", "nvec", "start", "starts", "vocabulary")
     return {name: value for name in fields if (value := getattr(space, name, None))}
 
 
@@ -472,7 +472,8 @@ def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: s
     if isinstance(space, gym_spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
     if isinstance(space, gym_spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
+        nvec, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        return MultiDiscrete(tuple(nvec), tuple(start))
     if isinstance(space, gym_spaces.MultiBinary):
         return MultiBinary(math.prod(space.shape))
     raise InvalidSpace(
@@ -521,17 +522,13 @@ def _decode(space: gym_spaces.Space[Any], key: str, arrays: Mapping[str, Array])
         return dict(parts) if isinstance(space, gym_spaces.Dict) else tuple(v for _, v in parts)
     if isinstance(space, gym_spaces.Discrete):
         return np.int64(arrays[key])
-    value = np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
-    return value + space.start if isinstance(space, gym_spaces.MultiDiscrete) else value
+    return np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
 
 
 def _flat(space: gym_spaces.Space[Any], value: Any) -> Any:
-    """Choices of several dimensions, or that do not begin at 0, as a spec has them. A value of
-    another shape stays as it is."""
+    """Choices of several dimensions as a spec has them. A value of another shape stays as it
+    is."""
     if not isinstance(space, gym_spaces.MultiDiscrete | gym_spaces.MultiBinary):
         return value
     array = np.asarray(value)
-    if array.shape != space.shape:
-        return value
-    start = space.start if isinstance(space, gym_spaces.MultiDiscrete) else 0
-    return (array - start).reshape(-1)
+    return array.reshape(-1) if array.shape == space.shape else value

@@ -27,7 +27,7 @@ from server.imports.spec import action_space, cast, check_inside, fit_info, obse
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
 from stepwell.rounding import rounded
-from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, why_outside
+from stepwell.spaces import Box, EnvSpec, MultiBinary, MultiDiscrete, Space, why_outside
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
 
@@ -275,6 +275,8 @@ def _action(
 ) -> Space:
     """The declared space if it has bounds that all actions keep, else one derived from them."""
     array = _every(source, leaf, memory)
+    if isinstance(said, MultiDiscrete | MultiBinary):  # flat, whatever shape the file has
+        array = array.reshape(len(array), -1)
     endless = isinstance(said, Box) and not np.isfinite(said.bounds()).all()
     why = why_outside(said, array) if isinstance(said, Space) and not endless else ""
     if isinstance(said, Space) and not endless and not why:
