@@ -272,6 +272,25 @@ class Interface:
             found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
         return found
 
+    def check_action(self, action: Any, recorded: Mapping[str, Array]) -> None:
+        """Raise `InvalidTrajectory` if an argument of `step` is not what `encode_action` made of
+        it, or is outside of the dataset's space: its whole episode would be refused."""
+        for key, path, leaf in self._acted:
+            space, array, value = self.spec.actions[key], recorded[key], action
+            for part in path:
+                value = value[part]
+            given = np.asarray(_flat(leaf, value))
+            why = why_outside(space, array[None])
+            if array.dtype.kind != "f" and not np.array_equal(given.reshape(-1), array.reshape(-1)):
+                why = describe(value)
+            if why:
+                raise InvalidTrajectory(
+                    f"actions[{key}]",
+                    expected=f"an action inside {str(space)[:200]}; clip it before env.step, so "
+                    "that the recorded action is the executed one",
+                    got=why,
+                )
+
     def clip_actions(self, actions: Mapping[str, Array]) -> Arrays:
         """Actions [N, *shape] by key, in the recorded dtype, clipped to the action space.
 

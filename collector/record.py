@@ -161,9 +161,14 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """One step; if the environment raises, its episode is kept, tagged "broken"."""
+        """One step; if the environment raises, its episode is kept, tagged "broken".
+
+        Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
+        """
         # A copy, because the environment may change it.
         recorded: Arrays = self._interface.encode_action(action, executed=True)
+        if self._recorder.running:
+            self._interface.check_action(action, recorded)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             number = self._interface.encode_reward(reward)
@@ -225,12 +230,16 @@ class RecordVectorTrajectories(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step; if the environment raises, all episodes are kept, tagged "broken"."""
+        """One step; if the environment raises, all episodes are kept, tagged "broken".
+
+        Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
+        """
         # Copies, because the environment may change them.
-        recorded = [
-            self._interface.encode_action(action, executed=True)
-            for action in iterate(self.action_space, actions)
-        ]
+        rows = list(iterate(self.action_space, actions))
+        recorded = [self._interface.encode_action(action, executed=True) for action in rows]
+        for recorder, action, arrays in zip(self._recorders, rows, recorded, strict=True):
+            if recorder.running:  # others are reset, whatever the action is
+                self._interface.check_action(action, arrays)
         try:
             returned = self.env.step(actions)
             events = list(self._events.of_step(*returned))

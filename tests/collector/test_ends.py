@@ -258,6 +258,61 @@ def test_several_attempts_end_by_every_true(value: Any) -> None:
         env.step(0)
 
 
+# --- actions that the dataset cannot hold --------------------------------------------------------
+
+
+class Moves(Ends):
+    """Takes any action; `space` is what it declares."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(n=9)
+        self.action_space = space
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.Box(-1, 1, (2,)), np.array([0.5, -1.0]), np.array([0.5, -1.5])),
+        (spaces.Box(-1, 1, (1,)), np.array([0.5]), np.array([np.nan])),
+        (spaces.Discrete(3, start=1), 3, 0),
+        (spaces.Discrete(3), np.array([2]), 0.5),
+        (spaces.MultiDiscrete([3, 2], start=[4, -7]), [4, -6], [0, 1]),
+        (spaces.Dict({"a": spaces.MultiBinary(2)}), {"a": [0, 1]}, {"a": [0, 2]}),
+    ],
+    ids=str,
+)
+def test_an_action_outside_is_refused_before_the_step(
+    client: Client, name: str, tmp_path: Path, space: Any, good: Any, bad: Any
+) -> None:
+    """And the episode goes on: it was refused at its end, and lost as a whole."""
+    inner = Moves(space)
+    env = record(inner, name, client, env_id="Moves-v0", outbox=tmp_path)
+    env.reset()
+    env.step(good)
+    with pytest.raises(InvalidTrajectory, match=r"^actions\[.*clip it before env\.step"):
+        env.step(bad)
+    assert inner.t == 1
+    env.step(good)
+    env.close()
+    assert stored(client, name) == [(2, False, True, ["interrupted"])]
+
+
+def test_actions_of_a_vector_environment_that_only_resets_may_be_anything(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    inner = VectorEnds(AutoresetMode.NEXT_STEP)
+    env = record(inner, name, client, env_id="Ends-v0", outbox=tmp_path)
+    env.reset()
+    inner.ends = ([True, False], [False, False])
+    env.step(np.zeros(2, np.int64))
+    inner.ends = ([False, False], None)
+    env.step(np.array([7, 1]))
+    with pytest.raises(InvalidTrajectory, match=r"actions\[action\]"):
+        env.step(np.array([7, 1]))
+    env.close()
+    assert sorted(stored(client, name)) == [(1, True, False, []), (2, False, True, ["interrupted"])]
+
+
 # --- success, and float64 in place of float32 ----------------------------------------------------
 
 
