@@ -512,7 +512,9 @@ def test_choices_that_do_not_begin_at_0_are_encoded_as_those_that_do() -> None:
     other(torch.zeros_like(x))  # rows without a step
     padded = TokenEncoder(TokenConfig(padding=-4), "words", moved)
     same = TokenEncoder(TokenConfig(padding=5), "words", moved)
-    assert (padded.padding, same.padding) == (-4, 5)
+    absent = torch.tensor([[[-4, 6]]]), torch.tensor([[[-9, 6]]])  # numbers below are padding
+    torch.testing.assert_close(padded(absent[0]), padded(absent[1]))
+    assert not torch.allclose(same(absent[0]), same(absent[1]))
     with pytest.raises(ConfigError, match="which has -4 to 13"):
         TokenEncoder(TokenConfig(padding=14), "words", moved)
 

@@ -200,7 +200,7 @@ def test_nested_spaces_texts_and_infos(read: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("shape", [(2,), (1, 2)])
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1)])
 def test_choices_have_the_numbers_that_their_space_declares(read: Any, shape: Any) -> None:
     """The same spec as a collector's: both can share a dataset."""
     space = gymnasium.spaces.MultiDiscrete(
