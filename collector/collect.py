@@ -85,6 +85,7 @@ def collect(
         interface = open_dataset(
             client, config.dataset, interface, create=config.create, capacity=capacity
         )
+        interface = replace(interface, note=lambda text: say(f"note: {text}"))
 
         # --- an outbox that outlives this process, and a run
         seed = secrets.randbits(31) if config.seed is None else config.seed

@@ -3,7 +3,7 @@
     gymnasium space          EnvSpec                            the agent
     Box, any shape, dtype    Box                                observation; action if bounded
     Discrete                 Discrete                           observation as one-hot; action
-    MultiDiscrete, -Binary   the same, flat and from 0          observation; action
+    MultiDiscrete, -Binary   the same, flat                     observation; action
     Text, missions, words    MultiDiscrete and a Vocabulary     observation, as tokens (texts.py)
     Dict, Tuple of those     one key each: "arm/angle", "arm/0" observations: those of role `policy`
     all others               an error that contains the key
@@ -21,7 +21,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,12 +29,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
 from amago_model.config.names import join_key
 from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named
-from stepwell.errors import InvalidSpace, StepwellError
+from stepwell.errors import InvalidSpace, InvalidTrajectory, StepwellError
+from stepwell.flags import as_bool, as_bools, describe
+from stepwell.rounding import rounded
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -192,6 +195,9 @@ class Interface:
     """The environment declares it, in metadata["partially_observable"]."""
     refuses_outside: bool = False
     """Whether observations beyond the bounds of their Box are refused, too."""
+    note: Callable[[str], object] = lambda _: None
+    """Called once for each of observations, actions and rewards that recording rounds."""
+    _noted: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def encode_observation(self, raw: Any) -> Arrays:
         """Convert one observation to owned arrays by key, in the spec's dtypes.
@@ -222,8 +228,10 @@ class Interface:
                 raise BrokenEnv(
                     f"observation {key!r} has shape {array.shape}, its space says {space.shape}"
                 )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
+            if array.dtype.kind == "f":
+                if not np.isfinite(array).all():
+                    raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
+                self._note_rounding("observations", value, array.dtype)
             found[key] = array
         if self.refuses_outside and (why := self.outside(found)):
             raise BrokenEnv(why)
@@ -252,22 +260,74 @@ class Interface:
             raise BrokenEnv(f"the reward is {reward!r:.80}; one number is needed") from None
         if not abs(number) <= np.finfo(np.float32).max:
             raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
+        self._note_rounding("rewards", reward, np.dtype(np.float32))
         return number
+
+    def encode_end(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Convert the flags of one step, whatever gymnasium lets pass, to bools. Raises
+        `BrokenEnv`."""
+        try:
+            ends = [
+                as_bool(name, flag, end=True)
+                for name, flag in (("terminated", terminated), ("truncated", truncated))
+            ]
+        except InvalidTrajectory as error:
+            raise BrokenEnv(f"{error}; the environment's step must return one bool") from None
+        return ends[0], ends[1]
+
+    def encode_ends(self, name: str, flags: Any, n: int) -> NDArray[np.bool_]:
+        """`terminated` or `truncated` of one step of a vector environment: [n]. Raises
+        `BrokenEnv`."""
+        if flags is None:
+            flags = np.zeros(n, np.bool_)
+        try:
+            found = as_bools(name, flags, end=True)
+            if found.size != n:
+                raise InvalidTrajectory(name, expected=f"{n} flags", got=describe(flags))
+        except InvalidTrajectory as error:
+            raise BrokenEnv(
+                f"{error}; the vector environment's step must return an array of {n} bools"
+            ) from None
+        return found.reshape(n)
 
     def decode_action(self, arrays: Mapping[str, Array]) -> Any:
         """Convert named arrays of one action to the argument of the environment's `step`."""
         return _decode(self.action_space, _root(self.action_space, DEFAULT_ACTION), arrays)
 
-    def encode_action(self, action: Any) -> Arrays:
-        """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key."""
+    def encode_action(self, action: Any, *, executed: bool = False) -> Arrays:
+        """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key.
+
+        `executed`: the environment gets `action` itself, so that rounding is noted.
+        """
         found: Arrays = {}
         for key, path, leaf in self._acted:
             value = action
             for part in path:
                 value = value[part]
             space = self.spec.actions[key]
+            if executed:
+                self._note_rounding("actions", value, np.dtype(space.dtype))
             found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
         return found
+
+    def check_action(self, action: Any, recorded: Mapping[str, Array]) -> None:
+        """Raise `InvalidTrajectory` if an argument of `step` is not what `encode_action` made of
+        it, or is outside of the dataset's space: its whole episode would be refused."""
+        for key, path, leaf in self._acted:
+            space, array, value = self.spec.actions[key], recorded[key], action
+            for part in path:
+                value = value[part]
+            given = np.asarray(_flat(leaf, value))
+            why = why_outside(space, array[None])
+            if array.dtype.kind != "f" and not np.array_equal(given.reshape(-1), array.reshape(-1)):
+                why = describe(value)
+            if why:
+                raise InvalidTrajectory(
+                    f"actions[{key}]",
+                    expected=f"an action inside {str(space)[:200]}; clip it before env.step, so "
+                    "that the recorded action is the executed one",
+                    got=why,
+                )
 
     def clip_actions(self, actions: Mapping[str, Array]) -> Arrays:
         """Actions [N, *shape] by key, in the recorded dtype, clipped to the action space.
@@ -280,6 +340,11 @@ class Interface:
             limits = self._limits.get(key)
             kept[key] = array if limits is None else np.clip(array, *limits)
         return kept
+
+    def _note_rounding(self, what: str, raw: Any, dtype: np.dtype[Any]) -> None:
+        if what not in self._noted and (text := rounded(what, raw, dtype)):
+            self._noted.add(what)
+            self.note(text)
 
     @cached_property
     def _observed(self) -> list[Leaf]:
@@ -424,7 +489,7 @@ def interface_of(
 
 def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:
     """A space without its dtype and bounds, which may differ between recordings."""
-    fields = ("kind", "shape", "n", "nvec", "start", "vocabulary")
+    fields = ("kind", "shape", "n", "nvec", "start", "starts", "vocabulary")
     return {name: value for name in fields if (value := getattr(space, name, None))}
 
 
@@ -483,7 +548,8 @@ def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: s
     if isinstance(space, gym_spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
     if isinstance(space, gym_spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
+        nvec, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        return MultiDiscrete(tuple(nvec), tuple(start))
     if isinstance(space, gym_spaces.MultiBinary):
         return MultiBinary(math.prod(space.shape))
     raise InvalidSpace(
@@ -532,17 +598,13 @@ def _decode(space: gym_spaces.Space[Any], key: str, arrays: Mapping[str, Array])
         return dict(parts) if isinstance(space, gym_spaces.Dict) else tuple(v for _, v in parts)
     if isinstance(space, gym_spaces.Discrete):
         return np.int64(arrays[key])
-    value = np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
-    return value + space.start if isinstance(space, gym_spaces.MultiDiscrete) else value
+    return np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)
 
 
 def _flat(space: gym_spaces.Space[Any], value: Any) -> Any:
-    """Choices of several dimensions, or that do not begin at 0, as a spec has them. A value of
-    another shape stays as it is."""
+    """Choices of several dimensions as a spec has them. A value of another shape stays as it
+    is."""
     if not isinstance(space, gym_spaces.MultiDiscrete | gym_spaces.MultiBinary):
         return value
     array = np.asarray(value)
-    if array.shape != space.shape:
-        return value
-    start = space.start if isinstance(space, gym_spaces.MultiDiscrete) else 0
-    return (array - start).reshape(-1)
+    return array.reshape(-1) if array.shape == space.shape else value

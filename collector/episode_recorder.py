@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.flags import as_bool
 from stepwell.metadata import MAX_NAME
 from stepwell.spaces import Array, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
@@ -303,9 +304,10 @@ def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
 
 
 def _flag(value: Any, fallback: bool | None) -> bool | None:
+    """The last of the flags in `value`; `fallback` if there is none."""
     try:
-        return bool(np.asarray(value).reshape(-1)[-1])
-    except (TypeError, ValueError, IndexError):
+        return as_bool("success", np.asarray(value).reshape(-1)[-1:])
+    except (ValueError, TypeError):  # InvalidTrajectory among them
         return fallback
 
 

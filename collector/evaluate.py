@@ -180,6 +180,7 @@ def run_evaluation(
         policy_id, player = _player(config, client, interface)
         if config.upload:
             dataset, interface = _open_dataset(client, config, interface)
+            interface = replace(interface, note=lambda text: say(f"note: {text}"))
             made_up = unique_name("eval", slug(policy_id.replace("/", "-"), 60), slug(config.env))
             run = stack.enter_context(
                 open_run(

@@ -225,7 +225,9 @@ class EpsilonGreedy(Exploration):
         if isinstance(space, MultiBinary):
             return self.rng.integers(0, 2, (n, space.n), np.int8)
         assert not isinstance(space, Box), "a Box gets Gaussian noise"
-        return self.rng.integers(0, np.asarray(space.nvec), (n, len(space.nvec)))
+        return np.asarray(space.start) + self.rng.integers(
+            0, np.asarray(space.nvec), (n, len(space.nvec))
+        )
 
 
 class StickyActions(EpsilonGreedy):

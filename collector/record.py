@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, SupportsFloat, overload
 
@@ -100,6 +101,7 @@ def record(
     env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
     try:
         interface = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
+        interface = replace(interface, note=warnings.warn)
         queue = open_outbox(client, dataset, interface.spec, directory=outbox, partition=partition)
     except BaseException:
         if own:
@@ -174,19 +176,25 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """One step; if the environment raises, its episode is kept, tagged "broken"."""
+        """One step; if the environment raises, its episode is kept, tagged "broken".
+
+        Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
+        """
         # A copy, because the environment may change it.
-        recorded: Arrays = self._interface.encode_action(action)
+        recorded: Arrays = self._interface.encode_action(action, executed=True)
+        if self._recorder.running:
+            self._interface.check_action(action, recorded)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             number = self._interface.encode_reward(reward)
             next_obs = self._interface.encode_observation(obs)
+            over = self._interface.encode_end(terminated, truncated)
         except Exception:
             self._recorder.truncate(BROKEN)
             raise
         self._bounds.look(next_obs)
         if self._recorder.running:
-            self._recorder.add_step(recorded, number, next_obs, terminated, truncated, info)
+            self._recorder.add_step(recorded, number, next_obs, *over, info)
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:
@@ -239,9 +247,16 @@ class RecordVectorTrajectories(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step; if the environment raises, all episodes are kept, tagged "broken"."""
+        """One step; if the environment raises, all episodes are kept, tagged "broken".
+
+        Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
+        """
         # Copies, because the environment may change them.
-        recorded = [self._interface.encode_action(a) for a in iterate(self.action_space, actions)]
+        rows = list(iterate(self.action_space, actions))
+        recorded = [self._interface.encode_action(action, executed=True) for action in rows]
+        for recorder, action, arrays in zip(self._recorders, rows, recorded, strict=True):
+            if recorder.running:  # others are reset, whatever the action is
+                self._interface.check_action(action, arrays)
         try:
             returned = self.env.step(actions)
             events = list(self._events.of_step(*returned))

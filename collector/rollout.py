@@ -198,7 +198,7 @@ class Rollout:
             raw, reward, terminated, truncated, info = answer
             number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
-            over = bool(terminated), bool(truncated)
+            over = self._interface.encode_end(terminated, truncated)
         except (Exception, SystemExit) as error:  # an environment may raise anything
             return self._on_error(env_index, f"step failed: {_describe(error)}")
         return self._on_step(env_index, action, number, obs, *over, _mapping(info))

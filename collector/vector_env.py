@@ -76,6 +76,9 @@ class Events:
         self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
     ) -> Iterator[tuple[int, Reset | Step]]:
         """Those of a step, as (index, event)."""
+        n = self._env.num_envs
+        terminated = self._interface.encode_ends("terminated", terminated, n)
+        truncated = self._interface.encode_ends("truncated", truncated, n)
         had_ended, self.ended = self.ended, terminated | truncated
         for i, row in enumerate(iterate(self._env.observation_space, obs)):
             info = _info_of(infos, i)

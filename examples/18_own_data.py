@@ -26,9 +26,9 @@ with Client() as client:
         steps = 50 + attempt
         client.add(
             dataset,
-            obs=rng.normal(size=(steps + 1, 7)),  # one more observation than actions
-            actions=rng.uniform(-1, 1, size=(steps, 2)),
-            rewards=rng.normal(size=steps),
+            obs=rng.standard_normal((steps + 1, 7), "float32"),  # one more observation than actions
+            actions=rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
+            rewards=rng.standard_normal(steps, np.float32),
             truncated=True,  # recording stopped, the task had not ended
             env="robot-arm",
             policy="teleoperated",

@@ -1,7 +1,7 @@
 """Where a trajectory came from: everything that is not an array. All of it is visible in SQL.
 
-Values are normalised on construction (numpy numbers become Python's), because a
-trajectory's digest covers this record as JSON.
+Values are normalised on construction, because a trajectory's digest covers this record as JSON:
+what numpy has in place of a number, a text or a flag (a scalar, an array of one) becomes Python's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stepwell.errors import InvalidTrajectory
+from stepwell.flags import as_bool
 
 Purpose = Literal["train", "eval"]
 MAX_TAGS = 64
@@ -55,31 +56,31 @@ class TrajectoryMetadata:
     """Unix time of row 0 in seconds, as reported by the collector."""
 
     def __post_init__(self) -> None:
-        for name in ("env", "episode_id", "policy", "collector", "run", "source"):
-            value = getattr(self, name)
+        for name in ("env", "episode_id", "policy", "collector", "run", "source", "purpose"):
+            value = _plain(getattr(self, name))
             if not _is_text(value, MAX_TEXT):
                 raise InvalidTrajectory(
                     f"metadata.{name}",
                     expected=f"text of at most {MAX_TEXT} characters",
                     got=repr(value)[:80],
                 )
+            self._set(name, value)
         if self.purpose not in ("train", "eval"):
             raise InvalidTrajectory(
                 "metadata.purpose", expected="train | eval", got=repr(self.purpose)[:80]
             )
-        # Normalise numpy values to Python values, because the digest covers this JSON.
         self._set("first_step", _integer("first_step", self.first_step, 0))
         if self.seed is not None:
             self._set("seed", _integer("seed", self.seed, -(2**63)))
         if self.success is not None:
-            if not isinstance(self.success, bool | np.bool_):
-                raise InvalidTrajectory(
-                    "metadata.success", expected="true, false or null", got=repr(self.success)[:80]
-                )
-            self._set("success", bool(self.success))
+            self._set("success", as_bool("metadata.success", self.success))
         tags: Any = self.tags
+        if isinstance(tags, np.ndarray):
+            tags = tags.tolist()
+        if isinstance(tags, tuple | list):
+            tags = [_plain(tag) for tag in tags]
         if (
-            not isinstance(tags, tuple | list)
+            not isinstance(tags, list)
             or len(tags) > MAX_TAGS
             or any(not tag or not _is_text(tag, MAX_NAME) for tag in tags)
         ):
@@ -96,7 +97,7 @@ class TrajectoryMetadata:
                 expected=f"≤ {MAX_METRICS} named numbers",
                 got=repr(metrics)[:80],
             )
-        self._set("metrics", {key: _metric(key, value) for key, value in metrics.items()})
+        self._set("metrics", dict(_metric(*item) for item in metrics.items()))
         if self.started_at is not None:
             self._set("started_at", _finite("metadata.started_at", "Unix seconds", self.started_at))
 
@@ -140,31 +141,43 @@ def _is_text(value: Any, longest: int) -> bool:
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
+def _plain(value: Any) -> Any:
+    """Python's value of a numpy scalar, or of an array (numpy's, torch's, …) of one element; others
+    as they are."""
+    if not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    return array.item() if array.size == 1 and array.dtype.kind in "biufU" else value
+
+
 def _integer(name: str, value: Any, least: int) -> int:
+    plain = _plain(value)
     try:
-        number = operator.index(value)
+        number = operator.index(plain)
     except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number < 2**63:
+        number = int(plain) if isinstance(plain, float) and plain.is_integer() else least - 1
+    if isinstance(plain, bool) or not least <= number < 2**63:
         raise InvalidTrajectory(
             f"metadata.{name}", expected=f"an integer, {least} ≤ n < 2**63", got=repr(value)[:80]
         )
     return number
 
 
-def _metric(key: Any, value: Any) -> float:
-    if not _is_text(key, MAX_NAME):
+def _metric(key: Any, value: Any) -> tuple[str, float]:
+    name = _plain(key)
+    if not _is_text(name, MAX_NAME):
         raise InvalidTrajectory(
             "metadata.metrics",
             expected=f"names of at most {MAX_NAME} characters",
             got=repr(key)[:80],
         )
-    return _finite(f"metadata.metrics[{key}]", "a finite number", value)
+    return name, _finite(f"metadata.metrics[{name}]", "a finite number", value)
 
 
 def _finite(name: str, expected: str, value: Any) -> float:
+    plain = _plain(value)
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(plain, str) else float(plain)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -122,10 +122,14 @@ class Discrete:
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscrete:
-    """A vector of integers, element i in `0 … nvec[i] - 1`."""
+    """A vector of integers, element i in `start[i] … start[i] + nvec[i] - 1`.
+
+    `start` may be given as one number for all; without it they begin at 0, and JSON has no start.
+    """
 
     dtype: ClassVar[str] = "int64"
     nvec: tuple[int, ...]
+    start: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         nvec = _integers("nvec", self.nvec)
@@ -133,11 +137,27 @@ class MultiDiscrete:
             raise InvalidSpace(
                 "nvec needs positive sizes", expected="n ≥ 1", got=str(self.nvec)[:120]
             )
+        given: Any = self.start
+        alone = isinstance(given, int | np.integer)
+        start = _integers("start", (given,) * len(nvec) if alone else given)
+        start = start or (0,) * len(nvec)
+        if len(start) != len(nvec):
+            raise InvalidSpace(
+                "start has the wrong length", expected=str(len(nvec)), got=str(len(start))
+            )
+        if any(not -(2**63) <= s <= s + n - 1 < 2**63 for s, n in zip(start, nvec, strict=True)):
+            raise InvalidSpace("too wide", expected="64-bit integers", got=f"{start}+{nvec}"[:120])
         object.__setattr__(self, "nvec", nvec)
+        object.__setattr__(self, "start", start)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The largest value of each element."""
+        return tuple(s + n - 1 for s, n in zip(self.start, self.nvec, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +202,10 @@ def why_outside(space: Space, values: Array) -> str | None:
     elif isinstance(space, MultiBinary):
         low, high = 0, 1
     elif isinstance(space, MultiDiscrete):
-        if bool((values < 0).any()) or bool((values >= np.asarray(space.nvec)).any()):
+        first, last = space.start, space.last
+        if bool((values < np.asarray(first)).any()) or bool((values > np.asarray(last)).any()):
+            if any(first):
+                return f"values outside start … start+nvec-1 = {first} … {last}"
             return f"values outside 0 … nvec-1 = {space.nvec}"
         return None
     else:
@@ -230,6 +253,8 @@ SPACES = {kind.__name__: kind for kind in (Box, Discrete, MultiDiscrete, MultiBi
 def space_to_json(space: Space) -> dict[str, Any]:
     """{"type": "Box", …}: the fields of the space, with tuples as lists and infinity as text."""
     values = {f.name: getattr(space, f.name) for f in fields(space)}
+    if isinstance(space, MultiDiscrete) and not any(space.start):
+        del values["start"]  # as before there was one: digests stay
     return {"type": type(space).__name__, **{k: _to_json(v) for k, v in values.items()}}
 
 
@@ -334,7 +359,11 @@ class EnvSpec:
                 raise InvalidSpace(f"unknown role of {key}", expected=" | ".join(ROLES), got=role)
         for key, vocabulary in self.vocabularies.items():
             space = self.observations.get(key)
-            if not isinstance(space, MultiDiscrete) or set(space.nvec) != {vocabulary.n}:
+            if (
+                not isinstance(space, MultiDiscrete)
+                or set(space.nvec) != {vocabulary.n}
+                or any(space.start)
+            ):
                 raise InvalidSpace(
                     f"a vocabulary of {vocabulary.n} ids for {key!r}, which is no such text",
                     expected=f"MultiDiscrete([{vocabulary.n}, …])",

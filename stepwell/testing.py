@@ -90,7 +90,7 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
     if isinstance(space, Discrete):
         return rng.integers(space.start, space.start + space.n, shape, np.int64)
     if isinstance(space, MultiDiscrete):
-        return rng.integers(0, np.asarray(space.nvec), shape, np.int64)
+        return np.asarray(space.start) + rng.integers(0, np.asarray(space.nvec), shape, np.int64)
     if isinstance(space, MultiBinary):
         return rng.integers(0, 2, shape, np.int8)
     low, high = space.bounds()

@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
+from stepwell.flags import as_bool, as_bools
 from stepwell.metadata import TrajectoryMetadata
+from stepwell.rounding import rounded, warn
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -139,6 +141,11 @@ class Trajectory:
                     raise InvalidTrajectory(
                         f"{what}[{key}]", expected="finite numbers", got="NaN or infinity"
                     )
+        # Environments and numpy return other types than bool, of which JSON and digests know none.
+        for name in ("terminated", "truncated"):
+            object.__setattr__(self, name, as_bool(name, getattr(self, name), end=True))
+        valid = as_bool("final_obs_valid", self.final_obs_valid)
+        object.__setattr__(self, "final_obs_valid", valid)
         if self.terminated and self.truncated:
             raise InvalidTrajectory(
                 "terminated and truncated",
@@ -179,16 +186,21 @@ class Trajectory:
     ) -> Trajectory:
         """Create a trajectory from lists or arrays, or from dicts of them.
 
-        `terminated` and `truncated` may be booleans or per-step sequences [T] with True only at the
-        end. With a `spec`, arrays are cast to its dtypes if only precision is lost. Observations
-        may have T rows; the last one is then repeated and marked as not valid. Other keywords are
-        passed to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
+        `terminated` and `truncated` may be booleans (in any form that `stepwell.flags` reads) or
+        per-step sequences [T] with True only at the end. With a `spec`, arrays are cast to its
+        dtypes if only precision is lost; a Python warning says where that changes a value.
+        Observations may have T rows; the last one is then repeated and marked as not valid. Other
+        keywords are passed to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
         """
-        reward_array = _array("rewards", rewards, np.float32).reshape(-1)
+        given = _array("rewards", rewards)
+        warn(rounded("rewards", given, np.float32))
+        with np.errstate(over="ignore"):
+            reward_array = given.astype(np.float32, copy=False).reshape(-1)
         steps = len(reward_array)
         spaces = (spec.observations, spec.actions, spec.infos) if spec else ({}, {}, {})
-        obs_arrays = _named(obs, DEFAULT_OBSERVATION, spaces[0])
-        info_arrays = _named({} if infos is None else infos, "", spaces[2])
+        obs_arrays = _named("observations", obs, DEFAULT_OBSERVATION, spaces[0])
+        action_arrays = _named("actions", actions, DEFAULT_ACTION, spaces[1])
+        info_arrays = _named("infos", {} if infos is None else infos, "", spaces[2])
         missing_last = all(len(a) == steps for a in obs_arrays.values()) and steps > 0
         if missing_last:
             obs_arrays = {k: _repeat_last(a) for k, a in obs_arrays.items()}
@@ -203,14 +215,12 @@ class Trajectory:
             raise InvalidTrajectory(f"metadata: {error}") from None
         return cls(
             obs=obs_arrays,
-            actions=_named(actions, DEFAULT_ACTION, spaces[1]),
+            actions=action_arrays,
             rewards=reward_array,
             terminated=_end_flag("terminated", terminated, steps),
             truncated=_end_flag("truncated", truncated, steps),
             final_obs_valid=final_obs_valid,
-            action_known=None
-            if action_known is None
-            else _array("action_known", action_known, np.bool_),
+            action_known=None if action_known is None else as_bools("action_known", action_known),
             infos=info_arrays,
             metadata=description,
             id=id or new_id(),
@@ -295,17 +305,21 @@ class Trajectory:
         return sha.hexdigest()
 
 
-def _named(value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, Array]:
+def _named(what: str, value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, Array]:
     if not default and not isinstance(value, Mapping):
         raise InvalidTrajectory("infos", expected="named arrays", got=_describe(value))
     named = value if isinstance(value, Mapping) else {default: value}
     result: dict[str, Array] = {}
+    warning = ""
     for key, raw in named.items():
         array = _array(str(key), raw)
         if array.ndim < 1:
             raise InvalidTrajectory(str(key), expected="an array with rows", got=_describe(array))
         space = spaces.get(key)
         result[str(key)] = array if space is None else _cast(str(key), array, space)
+        if space is not None and not warning:
+            warning = rounded(what, array, np.dtype(space.dtype))
+    warn(warning, 3)
     return result
 
 
@@ -330,14 +344,13 @@ def _cast(key: str, array: Array, space: Space) -> Array:
         return array.astype(target)
 
 
-def _array(name: str, raw: Any, dtype: Any = None) -> Array:
+def _array(name: str, raw: Any) -> Array:
     """Convert numbers to an array. Raises `InvalidTrajectory` if numpy cannot."""
     try:
         array = np.asarray(raw)
         if array.dtype.kind not in "biuf":
             raise ValueError
-        with np.errstate(over="ignore"):
-            return array if dtype is None else array.astype(dtype)
+        return array
     except (ValueError, TypeError, OverflowError):
         raise InvalidTrajectory(
             name, expected="numbers in rows of equal shape", got=_describe(raw)
@@ -354,10 +367,9 @@ def _repeat_last(array: Array) -> Array:
 
 
 def _end_flag(name: str, value: Any, steps: int) -> bool:
-    flags = _array(name, value, np.bool_)
-    if flags.ndim == 0:
-        return bool(flags)
-    flags = flags.reshape(-1)
+    flags = as_bools(name, value, end=True).reshape(-1)
+    if len(flags) == 1:  # of the last step, or of the whole
+        return bool(flags[0])
     if len(flags) != steps:
         raise InvalidTrajectory(
             name,

@@ -74,8 +74,8 @@ def _layout(spec: EnvSpec) -> list[str]:
         for key, space in spaces.items():
             said = space_to_json(space)
             kind = said.pop("type")
-            shown = (f"{name}={said[name]}" for name in ("shape", "dtype", "n", "nvec")
-                     if name in said)  # fmt: skip
+            shown = (f"{name}={said[name]}" for name in ("shape", "dtype", "n", "nvec", "start")
+                     if said.get(name, 0) != 0)  # fmt: skip
             rows.append((f"{group} {key}", f"{kind} {' '.join(shown)}"))
     return _table(("", spec.env or "space"), rows)
 

@@ -28,8 +28,11 @@ class ObsSpace(Settings):
     dtype: str
     """numpy name of the stored dtype, such as 'float32' or 'uint8'."""
     n: int | None = Field(None, ge=1)
-    """Number of categories if the array contains category indices 0..n-1. They are encoded as
-    one-hots if n is small, else embedded (see encoders/modalities.py)."""
+    """Number of categories if the array contains category indices 0..n-1 (see `starts`). They are
+    encoded as one-hots if n is small, else embedded (see encoders/modalities.py)."""
+    starts: tuple[int, ...] = ()
+    """The first category of each element, flattened, if they do not begin at 0; empty if they do.
+    """
     vocabulary: tuple[str, ...] = ()
     """Tokens of a text: the array contains their indices + 2, 1 for an unknown token, and 0 for
     padding. It is always encoded as tokens."""
@@ -51,13 +54,15 @@ class ActionSpace(Settings):
 
     kind: Literal["discrete", "continuous", "multi_binary", "multi_discrete"]
     """discrete: one of n integers; continuous: an array between low and high; multi_binary: n
-    binary values; multi_discrete: one integer in 0..nvec[i]-1 for each part i."""
+    binary values; multi_discrete: one of nvec[i] integers for each part i."""
     n: int = 0
     """discrete: number of actions; multi_binary: number of binary values."""
     nvec: tuple[int, ...] = ()
     """multi_discrete: number of choices of each part."""
     start: int = 0
     """discrete: index of the first action."""
+    starts: tuple[int, ...] = ()
+    """multi_discrete: the first choice of each part; empty if all begin at 0."""
     shape: tuple[int, ...] = ()
     """continuous: shape of one action."""
     low: tuple[float, ...] = ()
@@ -69,6 +74,12 @@ class ActionSpace(Settings):
     def _of_its_kind(self) -> Self:
         if self.kind != "multi_discrete" and self.nvec:
             raise SpaceError("nvec: only a multi_discrete space has it; leave it empty")
+        if self.kind != "multi_discrete" and self.starts:
+            raise SpaceError("starts: only a multi_discrete space has it; leave it empty")
+        if self.starts and len(self.starts) != len(self.nvec):
+            raise SpaceError(
+                f"starts: expected {len(self.nvec)} numbers, as nvec has, got {self.starts}"
+            )
         if self.kind != "discrete" and self.start:
             raise SpaceError("start: only a discrete space has it; leave it 0")
         if self.kind in ("discrete", "multi_binary"):
@@ -199,24 +210,27 @@ def _observation(
     key: str, space: Mapping[str, Any], *, role: Role, vocabulary: tuple[str, ...]
 ) -> ObsSpace:
     n: int | None = None
-    low, shape = 0, tuple[int, ...]()
+    shape, starts = tuple[int, ...](), tuple[int, ...]()
     match space["type"]:
         case "Discrete":
-            low = space["start"]
-            n = low + space["n"]  # categories below `low` stay unused
-            dtype = "int64"
+            low, n, dtype = space["start"], space["n"], "int64"
+            if low < 0 or low + n > MOST_CATEGORIES:
+                starts = (low,)
+            else:
+                n += low  # categories below `low` stay unused
         case "MultiDiscrete":
             n, shape, dtype = max(space["nvec"]), (len(space["nvec"]),), "int64"
+            starts = _starts(space)
         case "MultiBinary":
             shape, dtype = (space["n"],), "int8"
         case _:
             shape, dtype = tuple(space["shape"]), space["dtype"]
-    if n is not None and (low < 0 or n > MOST_CATEGORIES):
+    if n is not None and n > MOST_CATEGORIES:
         raise SpaceError(
-            f"observation {key!r} has categories {low} to {n - 1}, but the agent supports "
-            f"0 … {MOST_CATEGORIES - 1}; subtract an offset when collecting"
+            f"observation {key!r} has {n} categories, but the agent supports {MOST_CATEGORIES}; "
+            "divide them into several numbers when collecting"
         )
-    return ObsSpace(shape=shape, dtype=dtype, n=n, vocabulary=vocabulary, role=role)
+    return ObsSpace(shape=shape, dtype=dtype, n=n, starts=starts, vocabulary=vocabulary, role=role)
 
 
 def _action(space: Mapping[str, Any]) -> ActionSpace:
@@ -224,7 +238,9 @@ def _action(space: Mapping[str, Any]) -> ActionSpace:
         case "Discrete":
             return ActionSpace(kind="discrete", n=space["n"], start=space["start"])
         case "MultiDiscrete":
-            return ActionSpace(kind="multi_discrete", nvec=tuple(space["nvec"]))
+            return ActionSpace(
+                kind="multi_discrete", nvec=tuple(space["nvec"]), starts=_starts(space)
+            )
         case "MultiBinary":
             return ActionSpace(kind="multi_binary", n=space["n"])
         case "Box" if space["dtype"].startswith("float"):
@@ -235,6 +251,12 @@ def _action(space: Mapping[str, Any]) -> ActionSpace:
         "the agent does not support this action space: expected Discrete, MultiDiscrete, "
         f"MultiBinary or a Box of floats, got {dict(space)}"
     )
+
+
+def _starts(space: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a MultiDiscrete; empty if all are 0, as in specs that have none."""
+    starts = tuple(space.get("start", ()))
+    return starts if any(starts) else ()
 
 
 def _bounds(bound: Any, size: int) -> tuple[float, ...]:

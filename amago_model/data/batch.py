@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from amago_model.config import ActionSpace, Spaces
+from amago_model.config import ActionSpace, ObsSpace, Spaces
 from amago_model.errors import BatchError
 
 
@@ -216,6 +216,17 @@ def _categories(n: int, device: torch.device) -> Tensor:
         return torch.arange(n, device=device)
 
 
+@lru_cache(maxsize=64)
+def _offsets(starts: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(starts, dtype=torch.int64, device=device)
+
+
+def category_index(space: ObsSpace, flat: Tensor) -> Tensor:
+    """Categories of an observation [..., elements] -> 0..n-1; others may be out of range."""
+    return flat.to(torch.int64) - _offsets(space.starts, flat.device) if space.starts else flat
+
+
 def one_hot(index: Tensor, n: int) -> Tensor:
     """Integers [...] -> one-hots [..., n] float32. Numbers outside 0..n-1 become zeros."""
     return (index.unsqueeze(-1) == _categories(n, index.device)).to(torch.float32)
@@ -238,6 +249,8 @@ def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
     if space.kind == "multi_binary":
         return (action == 1).to(torch.float32)
     if space.kind == "multi_discrete":
+        if space.starts:
+            action = action - _offsets(space.starts, action.device)
         parts = zip(action.unbind(-1), space.nvec, strict=True)
         return torch.cat([one_hot(part, n) for part, n in parts], dim=-1)
     center, half = _middle(space, action.device)
@@ -257,7 +270,8 @@ def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
     if space.kind == "multi_binary":
         return (x > 0.5).to(torch.int64)
     if space.kind == "multi_discrete":
-        return torch.stack([part.argmax(-1) for part in x.split(space.nvec, dim=-1)], dim=-1)
+        index = torch.stack([part.argmax(-1) for part in x.split(space.nvec, dim=-1)], dim=-1)
+        return index + _offsets(space.starts, x.device) if space.starts else index
     low, high = _bounds(space, x.device)
     # Rounding can exceed a bound by one part in 10^7, which strict environments reject.
     action = torch.clamp(low + (high - low) * (x + 1.0) / 2.0, low, high)

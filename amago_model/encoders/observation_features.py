@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import InputNormConfig, ObsSpace, Spaces, TimestepEncoderConfig
-from amago_model.data.batch import one_hot, only_valid
+from amago_model.data.batch import category_index, one_hot, only_valid
 from amago_model.data.packing import Packing
 from amago_model.encoders.images import ImageEncoder, draw_shifts
 from amago_model.encoders.modalities import hint, modalities_of
@@ -61,7 +61,7 @@ def vector_features(space: ObsSpace, x: Tensor, *, raw: bool = False) -> Tensor:
     """
     flat = x.reshape(*x.shape[:2], -1)
     if space.n is not None and not raw:
-        return one_hot(flat, space.n).flatten(2)
+        return one_hot(category_index(space, flat), space.n).flatten(2)
     flat = flat.to(torch.float32)
     return flat / 255.0 if space.dtype == "uint8" and not raw else flat
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import GoalConfig, ObsSpace, TokenConfig
+from amago_model.data.batch import category_index
 from amago_model.errors import ConfigError
 
 
@@ -26,15 +27,17 @@ class TokenEncoder(nn.Module):
                 f"TokenConfig.keys: {key!r} has dtype {space.dtype}, but tokens are integers; "
                 "record integers, or name it in TimestepEncoderConfig.vector_keys"
             )
-        self.key, self.d_output = key, config.d_output
+        self.key, self.d_output, self.space = key, config.d_output, space
         self.length = math.prod(space.shape)
         self.lowest = 0 if space.n is not None else config.lowest
         self.vocabulary = space.n or config.vocabulary
         self.padding = 0 if space.vocabulary else config.padding
-        if self.padding is not None and not 0 <= self.padding - self.lowest < self.vocabulary:
+        first = min(space.starts, default=self.lowest)
+        last = max(space.starts, default=self.lowest) + self.vocabulary - 1
+        if self.padding is not None and not first <= self.padding <= last:
             raise ConfigError(
                 f"TokenConfig.padding: {self.padding} is no token of {key!r}, which has "
-                f"{self.lowest} to {self.lowest + self.vocabulary - 1}; choose one of them, or "
+                f"{first} to {last}; choose one of them, or "
                 "unset it: smaller numbers are always padding"
             )
         self.embedding = nn.Embedding(self.vocabulary + 1, config.d_embedding)
@@ -51,10 +54,11 @@ class TokenEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, *shape] integers -> [B, L, d_output]."""
-        token = x.reshape(-1, self.length).to(torch.int64)  # [N, S]
+        given = x.reshape(-1, self.length).to(torch.int64)  # [N, S]
+        token = category_index(self.space, given)
         absent = token < self.lowest
         if self.padding is not None:
-            absent = absent | (token == self.padding)
+            absent = absent | (given == self.padding)
         index = (token - self.lowest).clamp(0, self.vocabulary)
         if self.recurrent is None:
             state = self.embedding(index[:, 0])

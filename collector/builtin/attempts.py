@@ -24,6 +24,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
 from collector.builtin.checks import require
+from stepwell.flags import as_bool
 from stepwell.spaces import DEFAULT_OBSERVATION
 
 KEY = "attempt"
@@ -78,7 +79,8 @@ class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
             return obs, 0.0, False, False, info
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
-        if not (terminated or truncated):
+        ends = {"terminated": terminated, "truncated": truncated}
+        if not any([as_bool(name, flag, end=True) for name, flag in ends.items()]):
             return self._observe(obs), reward, False, False, info
         info = {**info, f"log/return_{self._attempt}": self._return}
         for name in ("is_success", "success"):

@@ -36,6 +36,7 @@ from server.imports.raw_file import (
     ImportOptions,
     ImportRefused,
     Reading,
+    as_flags,
     check_size,
 )
 from stepwell._folders import PICKLE
@@ -252,7 +253,7 @@ def _checked(name: str, arrays: dict[str, Array]) -> dict[str, Array]:
             )
         if key.startswith(OBS) and array.dtype.name not in (*DTYPES, "float64"):
             raise ImportRefused(f"{name}/{key} has an unsupported type", got=str(array.dtype))
-    arrays["dones"] = arrays["dones"] != 0
+    arrays["dones"] = as_flags(f"{name}/dones", arrays["dones"])
     if bool(arrays["dones"][:-1].any()):
         raise ImportRefused(
             f"{name}/dones is set before the last step", expected="one episode in each file"

@@ -36,17 +36,17 @@ from numpy.typing import NDArray
 from server.imports.raw_file import (
     ENDS,
     REQUIRED,
-    ROUNDED,
     Array,
     ImportOptions,
     ImportRefused,
     RawFile,
+    as_flags,
     check_dtype,
-    rounds,
 )
 from server.imports.spec import choose_spec, fit
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
+from stepwell.rounding import rounded
 from stepwell.spaces import (
     DTYPES,
     MAX_ELEMENTS,
@@ -112,7 +112,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         warnings.append("next_observations are the shifted rows: final observations are unknown")
         next_obs = None
     infos = _infos(source, rows)
-    rounded = ROUNDED.format(rewards.dtype) if rounds(rewards) else ""
+    rounding = rounded("rewards", rewards, np.float32)
     with np.errstate(over="ignore"):
         rewards = rewards.astype(np.float32)
     _finite("rewards", rewards)
@@ -126,7 +126,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     obs, actions, next_obs, infos = fit(
         spec, obs, actions, next_obs, infos, source.dropped, warnings
     )
-    warnings += [rounded] if rounded else []
+    warnings += [rounding] if rounding else []
     warnings += _left_out(source, options)
     for name, array in (("observations", obs), ("actions", actions)):
         _finite(name, array)
@@ -405,13 +405,7 @@ def _column(source: RawFile, name: str, rows: int) -> Array:
 
 
 def _flags(source: RawFile, name: str, rows: int) -> NDArray[np.bool_]:
-    array = _column(source, name, rows)
-    # Some writers store flags as floats; only 0 and 1 are flags.
-    if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
-        raise ImportRefused(
-            f"{name} does not contain flags", expected="0 or 1", got="other numbers"
-        )
-    return array.astype(np.bool_)
+    return as_flags(name, _column(source, name, rows))
 
 
 def _infos(source: RawFile, rows: int) -> dict[str, Array]:

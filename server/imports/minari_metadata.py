@@ -9,7 +9,7 @@ from typing import Any
 
 from server.imports.minari_spaces import declared_spaces
 from server.imports.named import Declared, Layout
-from server.imports.raw_file import Array, ImportRefused
+from server.imports.raw_file import Array, ImportRefused, as_flags
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
@@ -85,7 +85,10 @@ def end_of(
     name: str, terminations: Array, truncations: Array, *, exported: bool
 ) -> tuple[bool, bool]:
     """(terminated, truncated). Raises `ImportRefused` for flags before the last step."""
-    flags = [terminations != 0, truncations != 0]
+    flags = [
+        as_flags(f"{name}/{column}", array)
+        for column, array in zip(COLUMNS[1:], (terminations, truncations), strict=True)
+    ]
     for column, array in zip(COLUMNS[1:], flags, strict=True):
         if bool(array[:-1].any()):
             raise ImportRefused(

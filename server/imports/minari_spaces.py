@@ -9,6 +9,7 @@ Names are those that a collector gives the same space (collector/envs.py).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,14 +57,13 @@ def _space(written: dict[str, Any]) -> Declared:
         case "Discrete":
             return Discrete(written["n"], written.get("start", 0))
         case "MultiDiscrete":
-            nvec, start = np.asarray(written["nvec"]), np.asarray(written.get("start", 0))
-            if nvec.ndim == 1 and not start.any():
-                return MultiDiscrete(tuple(nvec.tolist()))
-            low, high = np.broadcast_to(start, nvec.shape), start + nvec - 1
-            return _box(nvec.shape, "int64", low, high)
+            # Flat, as a collector has it; spec.py:cast reshapes the values.
+            nvec = np.asarray(written["nvec"])
+            start = np.broadcast_to(np.asarray(written.get("start", 0)), nvec.shape)
+            return MultiDiscrete(tuple(nvec.ravel().tolist()), tuple(start.ravel().tolist()))
         case "MultiBinary":
             n = written["n"]
-            return MultiBinary(n) if isinstance(n, int) else _box(tuple(n), "int8", 0, 1)
+            return MultiBinary(n if isinstance(n, int) else math.prod(n))
         case "Box":
             low, high = (np.asarray(written[name], np.float64) for name in ("low", "high"))
             return _box(tuple(written["shape"]), str(written["dtype"]), low, high)

@@ -18,17 +18,16 @@ import numpy as np
 
 from server.imports.episodes import trajectory_id
 from server.imports.raw_file import (
-    ROUNDED,
     Array,
     ImportOptions,
     ImportRefused,
     Reading,
-    rounds,
 )
 from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
-from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, why_outside
+from stepwell.rounding import rounded
+from stepwell.spaces import Box, EnvSpec, MultiBinary, MultiDiscrete, Space, why_outside
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
 
@@ -165,8 +164,8 @@ def _warn_of_rounding(source: Episodes) -> None:
             return  # said when the episode is stored
         if rewards.dtype == np.float32 or rewards.dtype.itemsize <= 2:
             return  # none is rounded, and the other episodes have the same type
-        if rounds(rewards):
-            source.layout.warnings.append(ROUNDED.format(rewards.dtype))
+        if warning := rounded("rewards", rewards, np.float32):
+            source.layout.warnings.append(warning)
             return
 
 
@@ -276,6 +275,8 @@ def _action(
 ) -> Space:
     """The declared space if it has bounds that all actions keep, else one derived from them."""
     array = _every(source, leaf, memory)
+    if isinstance(said, MultiDiscrete | MultiBinary):  # flat, whatever shape the file has
+        array = array.reshape(len(array), -1)
     endless = isinstance(said, Box) and not np.isfinite(said.bounds()).all()
     why = why_outside(said, array) if isinstance(said, Space) and not endless else ""
     if isinstance(said, Space) and not endless and not why:

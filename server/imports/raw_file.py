@@ -12,11 +12,12 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.errors import InvalidTrajectory
+from stepwell.flags import as_bools
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 Array = NDArray[Any]
-ROUNDED = "rewards: {} stored as float32, which rounds them"
 M = TypeVar("M")
 """An array of a file, not yet read."""
 
@@ -133,13 +134,17 @@ def plain(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biuf" and dtype.itemsize <= 8 and not dtype.hasobject
 
 
-def rounds(rewards: Array) -> bool:
-    """Whether a value changes when it is stored as float32."""
-    if rewards.dtype == np.float32 or rewards.dtype.itemsize <= 2:
-        return False
-    with np.errstate(over="ignore"):
-        stored = rewards.astype(np.float32)
-    return not np.array_equal(stored, rewards, equal_nan=True)
+def as_flags(name: str, array: Array) -> NDArray[np.bool_]:
+    """Flags, of any type of number: some writers have floats. Raises `ImportRefused`."""
+    try:
+        return as_bools(name, array)
+    except InvalidTrajectory:
+        wrong = array[(array != 0) & (array != 1)] if array.dtype.kind in "iuf" else array[:0]
+        raise ImportRefused(
+            f"{name} does not contain flags",
+            expected="0 or 1",
+            got=f"{wrong.reshape(-1)[0]:g}" if wrong.size else str(array.dtype),
+        ) from None
 
 
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:

@@ -26,7 +26,14 @@ from server.imports import named
 from server.imports.archive import Archive
 from server.imports.images import pixels
 from server.imports.named import TEXT, About, Declared, Layout, Leaf, join
-from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading, why_dropped
+from server.imports.raw_file import (
+    Array,
+    ImportOptions,
+    ImportRefused,
+    Reading,
+    as_flags,
+    why_dropped,
+)
 from server.imports.tfrecord import Features, parse, records
 from stepwell._plural import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, Discrete, EnvSpec
@@ -170,18 +177,21 @@ class RldsEpisodes:
         rows = len(self._features(number).get("steps/is_last", ()))
         if rows == 0:
             raise ImportRefused(f"{name} has no steps/is_last", expected="steps in every record")
-        marks = {flag: self._values(number, self._steps[flag]) for flag in FLAGS}
+        marks = {
+            flag: as_flags(f"{name}/{flag}", self._values(number, self._steps[flag]))
+            for flag in FLAGS
+        }
         places = np.arange(rows)
-        if not np.array_equal(marks["is_last"] != 0, places == rows - 1):
+        if not np.array_equal(marks["is_last"], places == rows - 1):
             raise ImportRefused(
                 f"{name}: is_last is not set at the last step only", expected="one episode a record"
             )
-        if not np.array_equal(marks["is_first"] != 0, places == 0):
+        if not np.array_equal(marks["is_first"], places == 0):
             raise ImportRefused(
                 f"{name}: is_first is not set at the first step only",
                 expected="one episode a record",
             )
-        if bool((marks["is_terminal"][:-1] != 0).any()):
+        if bool(marks["is_terminal"][:-1].any()):
             raise ImportRefused(f"{name}: is_terminal is set before the last step")
         transitions = rows if self._keep_last else rows - 1
         if not transitions:
@@ -231,6 +241,8 @@ class RldsEpisodes:
         limits = np.iinfo(feature.dtype) if feature.dtype.kind in "iu" else None
         if limits and bool(((values < limits.min) | (values > limits.max)).any()):
             raise ImportRefused(f"{name} has numbers that {feature.dtype} cannot hold")
+        if feature.dtype == np.bool_:
+            values = as_flags(name, values)
         return values.astype(feature.dtype).reshape(rows, *feature.shape)
 
     def _decoded(self, name: str, values: list[bytes], feature: Feature) -> Array:

@@ -305,6 +305,9 @@ def _nice(value: float) -> float:
 def cast(name: str, array: Array, space: Space) -> Array:
     target = np.dtype(space.dtype)
     rows = len(array)
+    flat = isinstance(space, MultiDiscrete | MultiBinary) and array.ndim > 2
+    if flat and math.prod(array.shape[1:]) == math.prod(space.shape):
+        array = array.reshape(rows, *space.shape)  # a spec has them flat
     if array.shape[1:] != space.shape:
         if array.shape[1:] not in ((), (1,)) or space.shape not in ((), (1,)):
             raise ImportRefused(

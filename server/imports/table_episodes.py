@@ -22,7 +22,14 @@ from server.imports.column_map import ColumnMap, Columns, shown
 from server.imports.images import JPEG, PNG, pixels
 from server.imports.named import About, Declared, Layout, Leaf
 from server.imports.parquet_table import Table, as_numbers, image_bytes, is_list, kind_of
-from server.imports.raw_file import Array, ImportOptions, ImportRefused, plain, why_dropped
+from server.imports.raw_file import (
+    Array,
+    ImportOptions,
+    ImportRefused,
+    as_flags,
+    plain,
+    why_dropped,
+)
 from stepwell._plural import pluralize
 from stepwell.spaces import DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
@@ -427,11 +434,7 @@ def _scalars(column: str, array: pa.Array) -> Array:
 
 
 def _as_flags(column: str, array: Array) -> NDArray[np.bool_]:
-    if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
-        raise ImportRefused(
-            f"column {column[:100]} does not contain flags", expected="0 or 1", got="other numbers"
-        )
-    return array.astype(np.bool_)
+    return as_flags(f"column {column[:100]}", array)
 
 
 def describe(found: TableEpisodes) -> dict[str, Any]:

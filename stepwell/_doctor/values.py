@@ -159,8 +159,9 @@ def _unused_action(s: Subject) -> str | None:
     for name, sql, space in s.actions():
         if isinstance(space, Discrete) and space.n <= 256:
             parts.append(
-                f"""select {literal(name)} as name, a as action from range({space.n}) r(a)
-where a + {space.start} not in (select distinct {sql} from {s.steps} where not is_last)"""
+                f"""select {literal(name)} as name, a as action
+from range({space.start}, {space.start + space.n}) r(a)
+where a not in (select distinct {sql} from {s.steps} where not is_last)"""
             )
     if not parts:
         return None

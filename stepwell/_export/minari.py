@@ -134,5 +134,5 @@ def _space(space: Space) -> dict[str, Any]:
             "low": low.tolist(),
             "high": high.tolist(),
         }
-    nvec = list(space.nvec)
-    return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": [0] * len(nvec)}
+    nvec, start = list(space.nvec), list(space.start)
+    return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": start}

@@ -359,6 +359,8 @@ def test_what_actions_have_no_use_for_is_told_and_changes_nothing(make_spaces, m
         lambda: ActionSpace(kind="multi_discrete"),
         lambda: ActionSpace(kind="multi_discrete", nvec=(2, 0)),
         lambda: ActionSpace(kind="multi_discrete", nvec=(2,), n=3),
+        lambda: ActionSpace(kind="multi_discrete", nvec=(2, 3), starts=(1,)),
+        lambda: ActionSpace(kind="discrete", n=3, starts=(1,)),
         lambda: ActionSpace(kind="multi_binary", n=3, start=1),
         lambda: ActionSpace(kind="discrete", n=3, nvec=(3,)),
         lambda: ActionSpace(kind="multi_binary", n=3, shape=(3,)),

@@ -495,6 +495,30 @@ def test_a_sentence_is_read_as_the_recurrence_says() -> None:
     torch.testing.assert_close(nothing, embed.out(torch.zeros(64)))
 
 
+def test_choices_that_do_not_begin_at_0_are_encoded_as_those_that_do() -> None:
+    """As one-hots and as tokens, in the environment's own numbers, padding too."""
+    plain = ObsSpace(shape=(2,), dtype="int64", n=9)
+    moved = ObsSpace(shape=(2,), dtype="int64", n=9, starts=(-4, 5))
+    x = torch.tensor([[[0, 8], [3, 2], [8, 0]]])
+    own = x + torch.tensor([-4, 5])
+    torch.testing.assert_close(vector_features(moved, own), vector_features(plain, x))
+    assert int(vector_features(moved, own).sum()) == 6
+    assert int(vector_features(moved, torch.zeros_like(x)).sum()) == 3  # 0 is no choice of part 1
+    torch.manual_seed(0)
+    embed = TokenEncoder(TokenConfig(), "words", plain)
+    other = TokenEncoder(TokenConfig(), "words", moved)
+    other.load_state_dict(embed.state_dict())
+    torch.testing.assert_close(other(own), embed(x))
+    other(torch.zeros_like(x))  # rows without a step
+    padded = TokenEncoder(TokenConfig(padding=-4), "words", moved)
+    same = TokenEncoder(TokenConfig(padding=5), "words", moved)
+    absent = torch.tensor([[[-4, 6]]]), torch.tensor([[[-9, 6]]])  # numbers below are padding
+    torch.testing.assert_close(padded(absent[0]), padded(absent[1]))
+    assert not torch.allclose(same(absent[0]), same(absent[1]))
+    with pytest.raises(ConfigError, match="which has -4 to 13"):
+        TokenEncoder(TokenConfig(padding=14), "words", moved)
+
+
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_numbers_beyond_the_vocabulary_are_one_unknown_token(shape: tuple[int, ...]) -> None:
     embed = tokens(shape)

@@ -36,6 +36,7 @@ NESTED = gs.Dict(
         "camera": gs.Box(0, 255, (4, 5, 3), np.uint8),
         "room": gs.Discrete(7),
         "switches": gs.MultiDiscrete([2, 3]),
+        "dials": gs.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [-2, 7]]),
     }
 )
 
@@ -49,6 +50,7 @@ def test_one_of_everything_becomes_a_flat_spec() -> None:
         "camera": Box((4, 5, 3), "uint8", 0.0, 255.0),
         "room": Discrete(7),
         "switches": MultiDiscrete((2, 3)),
+        "dials": MultiDiscrete((2, 3, 4, 5), (1, 0, -2, 7)),
     }
     assert dict(interface.spec.actions) == {"action": Discrete(3, start=-1)}
     assert interface.spec.env == "Shell-v0"
@@ -114,6 +116,8 @@ def test_bounds_that_differ_by_element_are_kept_in_order() -> None:
         *(NESTED, DEEP, gs.Box(-1, 1, (), np.float32), gs.Discrete(4, start=2)),
         *(gs.MultiBinary(3), gs.MultiBinary((2, 2)), gs.MultiDiscrete([[2, 3], [4, 5]])),
         gs.MultiDiscrete([3, 2], start=[-1, 5]),
+        gs.Tuple([gs.MultiDiscrete([3, 2], start=[-1, 5]), gs.Discrete(2, start=9)]),
+        gs.Dict({"a": gs.MultiDiscrete([[3, 2]], start=[[-1, 5]]), "b": gs.Discrete(2, start=-9)}),
     ],
 )
 def test_what_was_seen_fits_the_spec(space: gs.Space) -> None:  # type: ignore[type-arg]
@@ -133,6 +137,27 @@ def test_what_was_seen_fits_the_spec(space: gs.Space) -> None:  # type: ignore[t
         assert space.contains(native)
         again = interface.encode_action(native)
         assert all(np.array_equal(arrays[k], again[k]) for k in arrays)
+
+
+def test_an_offset_is_recorded_as_the_environment_has_it() -> None:
+    space = gs.MultiDiscrete([[3, 2]], start=[[-1, 5]])
+    interface = interface_of(Shell(space, space), "Shell-v0")
+    assert interface.spec.actions["action"] == MultiDiscrete((3, 2), (-1, 5))
+    value = np.array([[1, 5]])
+    assert interface.encode_observation(value)["observation"].tolist() == [1, 5]
+    assert interface.encode_action(value)["action"].tolist() == [1, 5]
+    assert interface.decode_action({"action": np.array([1, 5])}).tolist() == [[1, 5]]
+
+
+def test_a_dataset_of_the_same_choices_from_0_is_refused() -> None:
+    """As older versions recorded them: the same number would be two choices."""
+    space = gs.MultiDiscrete([3, 2], start=[-1, 5])
+    interface = interface_of(Shell(space, space), "Shell-v0")
+    older = EnvSpec.of(MultiDiscrete((3, 2)), MultiDiscrete((3, 2)))
+    with pytest.raises(InvalidSpace, match="a dataset of its own|collect into a dataset of its"):
+        interface.for_dataset(older, "old")
+    with pytest.raises(InvalidSpace, match="other (observation|actions)"):
+        interface.check_policy(Spaces.of_spec(older.to_json()), "old/1")
 
 
 def test_an_observation_is_owned() -> None:
@@ -184,6 +209,7 @@ def test_the_agents_view_gives_back_the_same_actions() -> None:
     for action in (
         gs.Discrete(3, start=5),
         gs.MultiDiscrete([3, 2]),
+        gs.MultiDiscrete([3, 2], start=[-1, 5]),
         gs.MultiBinary(3),
         gs.Box(np.float32([-2, 0]), np.float32([2, 10])),
     ):
@@ -290,6 +316,7 @@ def test_pairs_are_json_where_they_can_be() -> None:
         (gs.Discrete(3, start=5), 2),
         (gs.Discrete(3), 1.5),
         (gs.MultiDiscrete([2, 3]), np.array([1, 3])),
+        (gs.MultiDiscrete([2, 3], start=[4, 4]), np.array([1, 2])),
         (gs.MultiBinary(2), np.array([0, 2])),
         (gs.Box(0, 255, (2,), np.uint8), np.array([3, 300])),
         (gs.Box(0, 255, (2,), np.uint8), np.array([0.5, 3.0])),

@@ -12,10 +12,16 @@ from stepwell import Box, Discrete, EnvSpec
 Episode = dict[str, Any]
 
 
+def _single(values: Any) -> Any:
+    """float32 in place of float64, as the datasets have it."""
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
 def _finished(obs: Any, actions: Any, rewards: Any, *, terminated: bool, **more: Any) -> Episode:
     return {
-        "obs": obs,
-        "actions": actions,
+        "obs": {k: _single(v) for k, v in obs.items()} if isinstance(obs, dict) else _single(obs),
+        "actions": _single(actions),
         "rewards": np.asarray(rewards, np.float32),
         "terminated": terminated,
         "truncated": not terminated,

@@ -77,10 +77,17 @@ COUNTS = EnvSpec.of(
     {"few": Box((2,), "uint8", 3, 300), "many": Box((2,), "int64"), "up": Box((), "int32", 0)},
     {"action": Discrete(3)},
 )
+OFFSET = EnvSpec.of(MultiDiscrete((3, 2), (-1, 4)), MultiDiscrete((2, 3), (1, -7)))
+OFFSETS = EnvSpec.of(
+    {"a": MultiDiscrete((3, 2), (-1, 4)), "b/0": Discrete(3, -2), "b/1": Box((1,))},
+    {"a": MultiDiscrete((2, 3), (1, -7)), "b/0": Discrete(3, 9)},
+)
 SEVERAL = dict.fromkeys(("npz", "d4rl"), "refused")
 CASES = {
     "float32 vectors, Box actions": Case(make_spec(), several(make_spec())),
     "discrete actions": Case(make_spec(discrete=7), several(make_spec(discrete=7))),
+    "discrete actions that do not begin at 0": Case(OFFSET, several(OFFSET)),
+    "named ones that do not begin at 0": Case(OFFSETS, several(OFFSETS), SEVERAL),
     "float64, bounds of each element": Case(WIDE, several(WIDE)),
     "float16": Case(
         EnvSpec.of(Box((2,), "float16"), MultiDiscrete((2, 3))),
@@ -242,6 +249,19 @@ def test_bounds_of_integers_in_minari_are_those_that_the_type_has(exported, run,
         "many": ([-(2**63)] * 2, [2**63 - 1] * 2),
         "up": (0, 2**31 - 1),
     }
+
+
+def test_other_readers_get_the_environments_own_numbers(exported, run, tmp_path):
+    """Minari declares where they begin; the arrays of all formats hold them."""
+    title = "discrete actions that do not begin at 0"
+    assert run("export", exported[title], tmp_path / "out", "--format", "minari") == 0
+    metadata = json.loads((tmp_path / "out/data/metadata.json").read_text())
+    space = {"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3], "start": [1, -7]}
+    assert json.loads(metadata["action_space"]) == space
+    actions = np.concatenate([t.actions["action"] for t in CASES[title].trajectories])
+    assert set(actions[:, 0]) == {1, 2} and set(actions[:, 1]) == {-7, -6, -5}
+    assert run("export", exported[title], tmp_path / "out.npz", "--format", "npz") == 0
+    assert np.load(tmp_path / "out.npz")["actions"].tolist() == actions.tolist()
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -8,7 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from stepwell import Box, Discrete, EnvSpec, InvalidSpace, MultiBinary, MultiDiscrete
+from stepwell import (
+    Box,
+    Discrete,
+    EnvSpec,
+    InvalidSpace,
+    MultiBinary,
+    MultiDiscrete,
+    Vocabulary,
+)
 from stepwell.schema import arrow_schema, spec_of
 from stepwell.spaces import space_from_json, space_to_json, why_outside
 from stepwell.testing import make_spec
@@ -50,6 +58,10 @@ def test_a_space_survives_json_text(space):
         (lambda: Discrete(2, start=2**63 - 1), "too wide"),
         (lambda: MultiDiscrete(()), "positive"),
         (lambda: MultiDiscrete((2, 0)), "positive"),
+        (lambda: MultiDiscrete((2, 3), (1,)), "start has the wrong length"),
+        (lambda: MultiDiscrete((2, 3), (1, 0.5)), "bad start"),
+        (lambda: MultiDiscrete((2, 3), (0, 2**63 - 2)), "too wide"),
+        (lambda: MultiDiscrete((2, 3), -(2**63) - 1), "too wide"),
         (lambda: MultiBinary(0), "positive"),
         (lambda: space_from_json([]), "object"),
         (lambda: space_from_json({"type": "Graph"}), "unknown space"),
@@ -135,6 +147,9 @@ def test_columns_bear_the_names_that_sql_shows():
         (Discrete(3), [0, 2], [3]),
         (MultiDiscrete((2, 3)), [[1, 2]], [[2, 1]]),
         (MultiDiscrete((2, 3)), [[0, 0]], [[0, -1]]),
+        (MultiDiscrete((2, 3), (-1, 5)), [[-1, 5], [0, 7]], [[1, 5]]),
+        (MultiDiscrete((2, 3), (-1, 5)), [[0, 6]], [[-2, 5]]),
+        (MultiDiscrete((2, 3), (-1, 5)), [[0, 6]], [[0, 2]]),
         (MultiBinary(2), [[0, 1]], [[0, 2]]),
     ],
     ids=repr,
@@ -143,3 +158,31 @@ def test_outside_says_why_or_nothing(space, good, bad):
     dtype = np.dtype(space.dtype)
     assert why_outside(space, np.asarray(good, dtype)) is None
     assert why_outside(space, np.asarray(bad, dtype))
+
+
+def test_choices_begin_at_their_own_numbers():
+    space = MultiDiscrete((2, 3), np.array([-1, 5]))
+    assert (space.start, space.last) == ((-1, 5), (0, 7))
+    said = space_to_json(space)
+    assert said == {"type": "MultiDiscrete", "nvec": [2, 3], "start": [-1, 5]}
+    assert space_from_json(said) == space != MultiDiscrete((2, 3))
+    assert MultiDiscrete((2, 3), 4) == MultiDiscrete((2, 3), (4, 4))
+
+
+def test_choices_from_0_are_written_as_before_there_was_a_start():
+    """So are the digests of datasets of older versions."""
+    for space in (MultiDiscrete((2, 3)), MultiDiscrete((2, 3), 0), MultiDiscrete((2, 3), (0, 0))):
+        assert space == MultiDiscrete((2, 3)) and space.start == (0, 0)
+        assert space_to_json(space) == {"type": "MultiDiscrete", "nvec": [2, 3]}
+        assert (
+            EnvSpec.of(Box((2,)), space).digest
+            == "5adcf09ece65d9925fb41fedb360a6bb438b0bd976a1fb04faa9b8a031f32243"
+        )
+    assert space_from_json({"type": "MultiDiscrete", "nvec": [2, 3]}).start == (0, 0)
+
+
+def test_a_text_begins_at_0():
+    words = {"observation": Vocabulary(("go", "up"))}
+    EnvSpec.of(MultiDiscrete((4, 4)), Discrete(2), vocabularies=words)
+    with pytest.raises(InvalidSpace, match="no such text"):
+        EnvSpec.of(MultiDiscrete((4, 4), 1), Discrete(2), vocabularies=words)

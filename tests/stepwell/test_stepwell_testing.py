@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from stepwell.testing import wait_until
+from stepwell import EnvSpec, MultiDiscrete
+from stepwell.testing import make_trajectory, wait_until
 
 
 def test_the_first_true_answer_comes_back() -> None:
@@ -53,3 +54,8 @@ def test_a_failpoint_that_is_not_reached_says_so() -> None:
     program = "from stepwell.failpoints import failpoint; failpoint('outbox.after_put')"
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "outbox.after_putt: not reached" in done.stderr
+
+
+def test_random_choices_begin_at_their_own_numbers():
+    spec = EnvSpec.of(MultiDiscrete((2, 3), (-9, 5)), MultiDiscrete((4, 2), 7))
+    make_trajectory(spec, length=50).check(spec)

@@ -89,7 +89,7 @@ BAD_ABOUT = {
     "boolean first_step": {"first_step": True},
     "fractional seed": {"seed": 1.5},
     "huge seed": {"seed": 2**63},
-    "success as number": {"success": 1},
+    "success as another number": {"success": 2},
     "tags as one text": {"tags": "abc"},
     "empty tag": {"tags": ("",)},
     "long tag": {"tags": ("x" * 129,)},

@@ -85,10 +85,10 @@ def line_walks(lengths=LENGTHS):
                     obs={
                         "achieved": place,
                         "goal": np.full((length + 1, 1), 99),
-                        "state": rng.standard_normal((length + 1, 2)),
+                        "state": rng.standard_normal((length + 1, 2), np.float32),
                     },
                     actions=rng.integers(2, 6, length),
-                    rewards=rng.standard_normal(length),
+                    rewards=rng.standard_normal(length, np.float32),
                     truncated=seed % 3 == 0,
                     action_known=rng.random(length) < 0.8,
                     final_obs_valid=seed % 5 != 4,

@@ -94,7 +94,10 @@ def fields_of(spec: EnvSpec, data: DataConfig | None = None) -> tuple[Field, ...
         with np.errstate(invalid="ignore"):
             middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, 0.0)
         fields.append(Field("action", name, "float32", action.shape, fill=tuple(middle.tolist())))
-    elif isinstance(action, MultiDiscrete | MultiBinary):
+    elif isinstance(action, MultiDiscrete):
+        below = tuple(start - 1.0 for start in action.start) if any(action.start) else (-1.0,)
+        fields.append(Field("action", name, "int64", action.shape, fill=below))
+    elif isinstance(action, MultiBinary):
         fields.append(Field("action", name, "int64", action.shape, fill=(-1.0,)))
     else:
         raise DataError(

@@ -159,6 +159,7 @@ def without(name: str) -> Arrays:
 BAD: dict[str, tuple[Callable[[], tuple[Arrays, ...]], str]] = {
     "not shifted": (lambda: (changed("rl2s", lambda a: np.roll(a, -1, 0)),), "one step before"),
     "gap in time": (lambda: (changed("time_idxs", lambda a: a * 2),), "count the steps"),
+    "no flag": (lambda: (changed("dones", lambda d: d * 2.0),), "dones does not contain flags"),
     "early end": (lambda: (changed("dones", np.ones_like),), "before the last step"),
     "no rewards": (lambda: (without("rews"),), "lacks rews"),
     "no observations": (lambda: (without("_OBS_KEY_observation"),), "lacks observations"),

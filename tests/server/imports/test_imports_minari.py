@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
+from collector.envs import interface_of
 from server.imports import minari
 from server.imports.parser import recognised
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
@@ -196,6 +198,38 @@ def test_nested_spaces_texts_and_infos(read: Any) -> None:
         "open the ?",
         "it it it it it",
     ]
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1)])
+def test_choices_have_the_numbers_that_their_space_declares(read: Any, shape: Any) -> None:
+    """The same spec as a collector's: both can share a dataset."""
+    space = gymnasium.spaces.MultiDiscrete(
+        np.reshape([3, 2], shape), start=np.reshape([-1, 5], shape)
+    )
+    said = json.dumps(
+        {
+            "type": "MultiDiscrete",
+            "dtype": "int64",
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+        }
+    )
+    values = np.stack([space.sample() for _ in range(5)])
+    one = episode(4, observations=values, actions=values[:4])
+    found, (made,) = read([one], observation_space=said, action_space=said)
+    env = gymnasium.Env[Any, Any]()
+    env.observation_space = env.action_space = space
+    assert found.spec.digest == interface_of(env, "x").spec.digest
+    assert made.actions["action"].tolist() == values[:4].reshape(4, 2).tolist()
+    assert made.obs["observation"].tolist() == values.reshape(5, 2).tolist()
+
+
+def test_binary_vectors_are_flat(read: Any) -> None:
+    said = json.dumps({"type": "MultiBinary", "n": [2, 2]})
+    one = episode(2, observations=np.eye(2, dtype=np.int8)[None].repeat(3, 0))
+    found, (made,) = read([one], observation_space=said)
+    assert found.spec.observations["observation"] == MultiBinary(4)
+    assert made.obs["observation"].tolist() == [[1, 0, 0, 1]] * 3
 
 
 @pytest.mark.parametrize("same_size", [True, False])

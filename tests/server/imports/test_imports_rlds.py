@@ -406,3 +406,19 @@ def test_a_folder_is_stored_once_or_not_at_all(importing: Any, tmp_path: Path) -
     assert (job.state, job.error.code) == ("failed", "import_refused"), job
     assert importing.files() == before
     assert importing.rows("select count(*) from datasets where name = 'from-bad-rlds'") == [[0]]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+def test_flags_of_any_type_and_nothing_else(tmp_path: Path, dtype: str) -> None:
+    steps = {**STEPS, **scalars("is_terminal", dtype=dtype)}
+    kind = np.float32 if dtype == "float32" else np.int64
+
+    def read_terminal(last: float) -> bool:
+        folder = tmp_path / f"{last}"
+        marks = np.array([0, 0, last], kind)
+        write(folder, [[episode(3, is_terminal=marks)]], steps=steps)
+        return read_folder(folder)[1][0].terminated
+
+    assert read_terminal(1) is True and read_terminal(0) is False
+    with pytest.raises(ImportRefused, match="is_terminal does not contain flags"):
+        read_terminal(2)

@@ -1,0 +1,30 @@
+"""What is said where storing a number in a narrower type changes it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+ROUNDED = "{}: {} stored as {}, which rounds them"
+
+
+def rounded(what: str, values: Any, stored: np.dtype[Any] | type) -> str:
+    """The warning for values that change when they are stored as floats of type `stored`; "" if
+    none does. `what`: observations, actions or rewards."""
+    array, target = np.asarray(values), np.dtype(stored)
+    if target.kind != "f" or array.dtype == target or array.dtype.kind not in "iuf":
+        return ""
+    if array.dtype.itemsize <= 2 and target.itemsize >= 4:
+        return ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = array.astype(target)
+    changed = (narrow != array) & np.isfinite(narrow)  # infinity is refused elsewhere
+    return ROUNDED.format(what, array.dtype, target) if bool(changed.any()) else ""
+
+
+def warn(text: str, stacklevel: int = 2) -> None:
+    """A Python warning in the caller's caller, as imports give in their job's result."""
+    if text:
+        warnings.warn(text, stacklevel=stacklevel + 1)
