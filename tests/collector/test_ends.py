@@ -232,7 +232,7 @@ def test_a_collector_takes_every_true(flag: str, value: Any) -> None:
 @pytest.mark.parametrize("value", NEITHER.values(), ids=NEITHER)
 def test_a_collector_refuses_another_flag_by_name(flag: str, value: Any) -> None:
     rollout, (one,) = play(Ends(of(flag, value)), [1])
-    assert rollout.broken == 1 and f"{flag}; expected a bool" in rollout.last_error
+    assert rollout.broken.total == 1 and f"{flag}; expected a bool" in rollout.broken.last
     assert len(one) == 1 and one.metadata.tags == ("broken",)
 
 
