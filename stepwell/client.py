@@ -191,7 +191,8 @@ class Client(Transport):
             if not exist_ok or error.code != "dataset_exists":
                 raise
             made = self.dataset(name)
-            if made.spec_digest != spec.digest:
+            other = made.spec_digest != spec.digest
+            if other or EnvSpec.from_json(made.spec).other_names(spec) is not None:
                 raise Conflict(
                     {
                         **error.problem,

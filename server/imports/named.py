@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from server.imports.column_map import shown
 from server.imports.episodes import trajectory_id
 from server.imports.raw_file import (
     ROUNDED,
@@ -28,7 +30,15 @@ from server.imports.raw_file import (
 from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
-from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, why_outside
+from stepwell.spaces import (
+    MAX_NAME,
+    MAX_NAMES,
+    Box,
+    EnvSpec,
+    MultiDiscrete,
+    Space,
+    why_outside,
+)
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
 
@@ -48,6 +58,8 @@ class Leaf:
     dtype: np.dtype[Any]
     kind: str = "numbers"
     """"numbers", "texts" or "frames" (encoded images)."""
+    names: tuple[str, ...] = ()
+    """Of the elements of a vector, where the file has them."""
 
 
 @dataclass(slots=True)
@@ -62,6 +74,8 @@ class Layout:
     dropped: dict[str, str] = field(default_factory=dict)
     """Infos that are not read: name → reason."""
     warnings: list[str] = field(default_factory=list)
+    orders: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Path → the elements of its vectors in the order of the dataset's names."""
 
     def add(
         self,
@@ -229,6 +243,12 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
     layout = source.layout
     if options.spec is not None:
         _check_names(options.spec, layout)
+        for what, leaves in (("observation", layout.observations), ("action", layout.actions)):
+            for key, leaf in leaves.items():
+                known = options.spec.names.get(f"{what}/{key}", ())
+                order = element_order(f"{what}/{key}", known, leaf.names, layout.warnings)
+                if order is not None:
+                    layout.orders[leaf.path] = order
         return options.spec
     forced = any((options.observation, options.action, options.action_low, options.action_high))
     written = source.written_spec()
@@ -262,13 +282,71 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
         if any(leaf.dtype == np.float64 for leaf in leaves.values()):
             layout.warnings.append(f"{what}: float64 stored as float32")
     infos = {key: Box(leaf.shape or (), leaf.dtype.name) for key, leaf in layout.infos.items()}
+    names = {
+        f"{what}/{key}": leaf.names
+        for what, leaves in (("observation", layout.observations), ("action", layout.actions))
+        for key, leaf in leaves.items()
+    }
     return EnvSpec.of(
         observations,
         actions,
         infos=infos,
         env=options.env or source.env,
         vocabularies=vocabularies,
+        names=fitting_names(names, observations, actions),
     )
+
+
+def fitting_names(
+    names: Mapping[str, tuple[str, ...]],
+    observations: Mapping[str, Space],
+    actions: Mapping[str, Space],
+) -> dict[str, tuple[str, ...]]:
+    """Those that a spec can have: one for each element of a vector, each once."""
+    spaces = {f"observation/{k}": s for k, s in observations.items()}
+    spaces |= {f"action/{k}": s for k, s in actions.items()}
+    return {
+        key: found
+        for key, found in names.items()
+        if spaces[key].shape == (len(found),)
+        and len({*found}) == len(found) <= MAX_NAMES
+        and all(0 < len(name) <= MAX_NAME for name in found)
+    }
+
+
+def element_order(
+    where: str, known: tuple[str, ...], here: tuple[str, ...], warnings: list[str]
+) -> NDArray[np.int64] | None:
+    """The places in the file of the elements of a dataset's vector; None: they are in its order.
+
+    Raises `ImportRefused` if the file lacks or adds one.
+    """
+    if not known or not here:
+        if known:
+            warnings.append(
+                f"{where} has no names of its elements in this file: taken as {shown(known, 20)}, "
+                "the dataset's"
+            )
+        return None
+    if {*known} != {*here}:
+        lacks = [name for name in known if name not in here]
+        adds = [name for name in here if name not in known]
+        raise ImportRefused(
+            f"{where} has other elements than the dataset: "
+            + "; ".join(
+                f"{word} {shown(names, 20)}"
+                for word, names in (("lacks", lacks), ("adds", adds))
+                if names
+            ),
+            expected=shown(known),
+            got=shown(here),
+            code="schema_mismatch",
+        )
+    if known == here:
+        return None
+    warnings.append(f"{where} is put in the dataset's order: {shown(known, 20)}")
+    place = {name: number for number, name in enumerate(here)}
+    return np.array([place[name] for name in known], np.int64)
 
 
 def _action(
@@ -392,6 +470,14 @@ def _number(source: Episodes, number: int, leaf: Leaf, name: str) -> Array:
     if leaf.kind == "texts":
         raise ImportRefused(f"{name}/{leaf.path} is a text", expected="numbers", got="texts")
     array = source.rows(number, leaf)
+    if (order := source.layout.orders.get(leaf.path)) is not None:
+        if array.shape[1:] != order.shape:
+            raise ImportRefused(
+                f"{name}/{leaf.path} has another shape than its names",
+                expected=list(order.shape),
+                got=list(array.shape[1:]),
+            )
+        array = array[:, order]
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
