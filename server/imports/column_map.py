@@ -93,7 +93,7 @@ class ColumnMap:
     keys: Columns = ()
     """The columns of `episode`, if it has several."""
     rivals: dict[str, Columns] = field(default_factory=dict)
-    """Further columns with a usual name of a guessed role."""
+    """Further columns with a usual name of a guessed role that tells episodes apart."""
     guessed: list[str] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     """Roles that somebody named."""
@@ -231,7 +231,8 @@ def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
         exact = known[0] if known else None
         if role not in NAMED:
             if exact is not None:
-                found.rivals[role] = tuple(known[1:])
+                if role not in ("reward", "step", "success"):
+                    found.rivals[role] = tuple(known[1:])
                 found.single[role] = exact
                 found.guessed.append(f"{role}={exact}")
             continue

@@ -39,6 +39,20 @@ SOURCE = re.compile(
 """Names of what may count episodes of its own, so that an id is unique only together with it."""
 JUMP = 10
 """A time between rows of this many usual ones is a jump."""
+LISTS = {
+    **dict.fromkeys(
+        ("episode_ends", "episode_end", "ends", "ep_ends", "meta/episode_ends"), "ends"
+    ),
+    **dict.fromkeys(("episode_starts", "episode_start", "starts", "ep_starts"), "starts"),
+    **dict.fromkeys(
+        (
+            *("episode_lengths", "episode_lens", "episode_length", "ep_lengths", "ep_lens"),
+            *("traj_lengths", "traj_lens", "trajectory_lengths", "lengths"),
+        ),
+        "lengths",
+    ),
+}
+"""Names of lists with one number for each episode."""
 EXACT = 2**53
 """Floats beyond it do not have every whole number."""
 
@@ -47,11 +61,13 @@ class Rows(Protocol):
     """A table, or a file's arrays, in the order of the file."""
 
     rows: int
-    file_rows: list[int]
-    """Of each file."""
 
     @property
     def columns(self) -> list[str]: ...
+
+    @property
+    def file_rows(self) -> list[int]:
+        """Of each file."""
 
     def numbers_of(self, name: str) -> Array:
         """[rows]. Raises `ImportRefused`."""
@@ -81,7 +97,13 @@ def read_flags(columns: ColumnMap, read: Callable[[str], Array]) -> Flags:
     for role in ROLES:
         name, into = columns.one(role), role.removeprefix("not_")
         for column in () if name is None else (name, *columns.rivals.get(role, ())):
-            marks = as_flags(column, read(column), role)
+            try:
+                marks = as_flags(column, read(column))
+            except ImportRefused as error:
+                if column != name:
+                    continue  # no flags, so something else
+                expected = f"{error.expected}; or columns={role}= (not to use it)"
+                raise ImportRefused(error.detail, expected=expected, got=error.got) from None
             marks = ~marks if role != into else marks
             if into in found and not np.array_equal(found[into], marks):
                 row = int((found[into] != marks).argmax())
@@ -96,13 +118,13 @@ def read_flags(columns: ColumnMap, read: Callable[[str], Array]) -> Flags:
     return found
 
 
-def as_flags(column: str, array: Array, role: str) -> NDArray[np.bool_]:
+def as_flags(column: str, array: Array) -> NDArray[np.bool_]:
     """Flags of any type; only 0 and 1 are flags. Raises `ImportRefused`."""
     if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
         row = int(((array != 0) & (array != 1)).argmax())
         raise ImportRefused(
             f"{column[:100]} does not contain flags",
-            expected=f"0 or 1; or columns={role}= (not to use it)",
+            expected="0 or 1",
             got=f"{array[row]} in row {row}",
         )
     return array.astype(np.bool_)
@@ -127,6 +149,7 @@ def split_by_ids(rows: Rows, columns: ColumnMap, warnings: list[str], *, lengths
             )
     if sources:
         _refuse_or_warn(rows, columns, sources, codes, names, warnings)
+    _check_rivals(rows, columns, codes, names)
     places = 1 + np.flatnonzero(np.diff(codes))
     apart = len(places) + 1 - len(names)
     if apart and step is None and not sources:
@@ -179,19 +202,8 @@ def split_by_flags(
     """[rows]: where episodes end. The last row is one, whatever the flags say."""
     marks = _marks(flags, rows.rows, columns)
     if not {"done", "first"} & flags.keys():
-        _check_masks(rows, columns, marks, flags)
-    numbers = np.concatenate([[0], np.cumsum(marks[:-1])])
-    if "episode" not in columns.given:
-        for source, several in _sources(rows, columns, numbers):
-            raise ImportRefused(
-                f"rows of the episode that ends at row {int(np.flatnonzero(marks)[several])} "
-                f"have several values of {source[:100]}, which was not read"
-                if bool(marks[:-1].any())
-                else f"rows of one episode have several values of {source[:100]}",
-                expected="a column with the id of the episode, or rows in order of "
-                f"{source[:60]}; columns=episode= to go by the flags in the order of the rows",
-                got=f"columns {shown(rows.columns)}"[:300],
-            )
+        check_masks(rows, columns, marks, flags)
+    check_sources(rows, columns, marks)
     if not marks[-1]:
         if "first" not in flags:
             tail = rows.rows - 1 - int(np.flatnonzero(marks)[-1]) if marks.any() else rows.rows
@@ -202,6 +214,68 @@ def split_by_flags(
             )
         marks[-1] = True
     return marks
+
+
+def check_sources(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_]) -> None:
+    """Episodes that end at `marks` have one value of what may count episodes of its own."""
+    if "episode" in columns.given:
+        return
+    numbers = np.concatenate([[0], np.cumsum(marks[:-1])])
+    for source, number in _sources(rows, columns, numbers):
+        start = int((numbers == number).argmax())
+        raise ImportRefused(
+            f"rows of the episode that begins at row {start} have several values of "
+            f"{source[:100]}, which was not read",
+            expected="a column with the id of the episode, or rows in order of "
+            f"{source[:60]}; columns=episode= to go by the flags in the order of the rows",
+            got=f"columns {shown(rows.columns)}"[:300],
+        )
+
+
+def listed_ends(columns: ColumnMap, arrays: dict[str, Array], rows: int) -> list[str]:
+    """Names of arrays that list ends, starts or lengths of episodes, taken out of the roles that
+    their names have; none where somebody has said what tells episodes apart."""
+    if {"episode", "done", "not_done", "first"} & columns.given:
+        return []
+    found = [n for n, a in arrays.items() if n.lower() in LISTS and _is_list(a, rows)]
+    for role in ("done", "first"):
+        every = (columns.one(role), *columns.rivals.get(role, ()))
+        flags = [name for name in every if name is not None and name not in found]
+        columns.rivals[role] = tuple(flags[1:])
+        if flags:
+            columns.single[role] = flags[0]
+        else:
+            columns.single.pop(role, None)
+    return found
+
+
+def _is_list(array: Array, rows: int) -> bool:
+    return array.ndim == 1 and array.dtype.kind in "iu" and 0 < len(array) != rows
+
+
+def ends_of_list(name: str, array: Array, rows: int) -> NDArray[np.int64] | None:
+    """The last row of each episode; None for lengths of something else. Raises `ImportRefused`."""
+    numbers, kind = array.astype(np.int64), LISTS[name.lower()]
+    if kind == "lengths":
+        numbers = numbers[numbers != 0]
+        if bool((numbers < 0).any()) or int(numbers.sum()) != rows:
+            return None
+        return np.cumsum(numbers) - 1
+    rising = bool((np.diff(numbers) > 0).all()) and int(numbers[0]) >= 0
+    if kind == "ends" and rising and int(numbers[-1]) in (rows - 1, rows):
+        ends = numbers - (int(numbers[-1]) == rows)
+        if int(ends[0]) >= 0:
+            return ends
+    if kind == "starts" and rising and int(numbers[0]) == 0 and int(numbers[-1]) < rows:
+        return np.append(numbers[1:], rows) - 1
+    raise ImportRefused(
+        f"{name[:100]} is no list of {kind} of episodes",
+        expected=f"ascending numbers, the last {rows - 1}, or {rows} if it is the row after each; "
+        "columns=done= (not to use it)"
+        if kind == "ends"
+        else f"ascending numbers from 0, below {rows}; columns=first= (not to use it)",
+        got=f"{numbers[:3].tolist()} … {int(numbers[-1])}",
+    )
 
 
 def terminated_at(flags: Flags, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -357,6 +431,26 @@ def _refuse_or_warn(
     )
 
 
+def _check_rivals(
+    rows: Rows, columns: ColumnMap, codes: NDArray[np.int64], names: list[str]
+) -> None:
+    """A further column with a usual name of an id has the same episodes."""
+    for rival in columns.rivals.get("episode", ()):
+        if not rows.is_scalar(rival):
+            continue
+        try:
+            values, known = rows.ids(rival)
+        except ImportRefused:
+            continue  # empty cells
+        if len(known) != len(names) or _varies(codes, values) is not None:
+            key = columns.episode[0]
+            raise ImportRefused(
+                f"{key[:100]} and {rival[:100]} tell other episodes apart",
+                expected=f"columns=episode={key[:100]} or columns=episode={rival[:100]}",
+                got=f"{len(names)} and {len(known)}",
+            )
+
+
 def _keys_hint(sources: list[tuple[str, int]], keys: Sequence[str]) -> str:
     name = sources[0][0] if sources else "KEY"
     hint = f"; columns=episode={name[:100]},{','.join(keys)[:100]}"
@@ -464,7 +558,7 @@ def _marks(flags: Flags, count: int, columns: ColumnMap) -> NDArray[np.bool_]:
     return marks
 
 
-def _check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags: Flags) -> None:
+def check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags: Flags) -> None:
     """A mask that is 0 in other rows than those known to be ends may say where more are."""
     used = columns.used()
     for name in rows.columns:
@@ -473,7 +567,7 @@ def _check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags
         if {"not_done", "not_terminated"} & columns.given:
             continue
         try:
-            zero = ~as_flags(name, rows.numbers_of(name), "mask")
+            zero = ~as_flags(name, rows.numbers_of(name))
         except ImportRefused:
             continue
         same = any(np.array_equal(zero, known) for known in (marks, *flags.values()))

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.column_map import shown
 from server.imports.episodes import trajectory_id
 from server.imports.raw_file import (
     ROUNDED,
@@ -27,18 +26,18 @@ from server.imports.raw_file import (
     Reading,
     rounds,
 )
-from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
+from server.imports.spec import (
+    action_space,
+    cast,
+    check_inside,
+    element_order,
+    fit_info,
+    fitting_names,
+    observation_space,
+)
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
-from stepwell.spaces import (
-    MAX_NAME,
-    MAX_NAMES,
-    Box,
-    EnvSpec,
-    MultiDiscrete,
-    Space,
-    why_outside,
-)
+from stepwell.spaces import Box, EnvSpec, MultiDiscrete, Space, all_finite, why_outside
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
 
@@ -120,6 +119,8 @@ class About:
     final_obs_valid: bool = True
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
     """env, source and an empty episode_id are filled in."""
+    rows: NDArray[np.int64] | None = None
+    """[T]: where the file is a table, the row of each step."""
 
 
 class Episodes(Protocol):
@@ -213,6 +214,7 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
             }
             with np.errstate(over="ignore"):
                 rewards = np.asarray(about.rewards).astype(np.float32)
+            _check_finite(about, "rewards", rewards)
             said = about.metadata
             yield Trajectory(
                 obs=_fitted(source, number, layout.observations, spec.observations, spec, about),
@@ -297,58 +299,6 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
     )
 
 
-def fitting_names(
-    names: Mapping[str, tuple[str, ...]],
-    observations: Mapping[str, Space],
-    actions: Mapping[str, Space],
-) -> dict[str, tuple[str, ...]]:
-    """Those that a spec can have: one for each element of a vector, each once."""
-    spaces = {f"observation/{k}": s for k, s in observations.items()}
-    spaces |= {f"action/{k}": s for k, s in actions.items()}
-    return {
-        key: found
-        for key, found in names.items()
-        if spaces[key].shape == (len(found),)
-        and len({*found}) == len(found) <= MAX_NAMES
-        and all(0 < len(name) <= MAX_NAME for name in found)
-    }
-
-
-def element_order(
-    where: str, known: tuple[str, ...], here: tuple[str, ...], warnings: list[str]
-) -> NDArray[np.int64] | None:
-    """The places in the file of the elements of a dataset's vector; None: they are in its order.
-
-    Raises `ImportRefused` if the file lacks or adds one.
-    """
-    if not known or not here:
-        if known:
-            warnings.append(
-                f"{where} has no names of its elements in this file: taken as {shown(known, 20)}, "
-                "the dataset's"
-            )
-        return None
-    if {*known} != {*here}:
-        lacks = [name for name in known if name not in here]
-        adds = [name for name in here if name not in known]
-        raise ImportRefused(
-            f"{where} has other elements than the dataset: "
-            + "; ".join(
-                f"{word} {shown(names, 20)}"
-                for word, names in (("lacks", lacks), ("adds", adds))
-                if names
-            ),
-            expected=shown(known),
-            got=shown(here),
-            code="schema_mismatch",
-        )
-    if known == here:
-        return None
-    warnings.append(f"{where} is put in the dataset's order: {shown(known, 20)}")
-    place = {name: number for number, name in enumerate(here)}
-    return np.array([place[name] for name in known], np.int64)
-
-
 def _action(
     source: Episodes, leaf: Leaf, said: Declared | None, options: ImportOptions, memory: int
 ) -> Space:
@@ -399,6 +349,8 @@ def _every(source: Episodes, leaf: Leaf, memory: int, *, enough: bool = False) -
     size, parts = 0, []
     for number, _ in episodes:
         parts.append(_number(source, number, leaf, f"episode {number}"))
+        if not all_finite(parts[-1]):
+            _check_finite(source.about(number), leaf.path, parts[-1])
         size += parts[-1].nbytes
         if size > memory:
             raise ImportRefused(
@@ -454,7 +406,9 @@ def _fitted(
                 )
             fitted[key] = _ids(source.rows(number, leaf), vocabulary, space.shape[0])
             continue
-        array = cast(where, _number(source, number, leaf, about.name), space)
+        array = _number(source, number, leaf, about.name)
+        _check_finite(about, leaf.path, array)
+        array = cast(where, array, space)
         if array.dtype.kind in "iu" or not isinstance(space, Box) or acts:
             check_inside(where, array, space)
         fitted[key] = array
@@ -479,6 +433,20 @@ def _number(source: Episodes, number: int, leaf: Leaf, name: str) -> Array:
             )
         array = array[:, order]
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _check_finite(about: About, path: str, array: Array) -> None:
+    if array.dtype.kind != "f" or all_finite(array):
+        return
+    invalid = ~np.isfinite(array.reshape(len(array), -1))
+    step = int(invalid.any(axis=1).argmax())
+    known = about.rows is not None and step < len(about.rows)
+    where = f"row {about.rows[step]}" if known and about.rows is not None else f"step {step}"
+    raise ImportRefused(
+        f"{about.name}/{path} contains invalid numbers",
+        expected="finite",
+        got=f"{int(invalid.sum())} NaN or infinite, the first in {where}",
+    )
 
 
 def _words(leaves: Mapping[str, Leaf]) -> str:

@@ -107,6 +107,10 @@ class Table:
         self._order = order
         self._cache.clear()
 
+    def file_order(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where rows `start … stop` are in the files."""
+        return np.arange(start, stop) if self._order is None else self._order[start:stop]
+
     def whole(self, column: str) -> pa.Array:
         """Every row of one column."""
         pieces = [self._group(column, number) for number in range(len(self._starts))]

@@ -149,6 +149,7 @@ class TableEpisodes:
             terminated=terminated,
             truncated=not terminated,
             final_obs_valid=self._final or bool(self._whole[number]),
+            rows=None if self._nested else self.table.file_order(start, end + 1),
             metadata=TrajectoryMetadata(success=None if success is None else bool(success[end])),
         )
 
@@ -207,7 +208,7 @@ class TableEpisodes:
         if name is None:
             return None
         try:
-            return as_flags(f"column {name}", self._steps_of(name), "success")
+            return as_flags(f"column {name}", self._steps_of(name))
         except ImportRefused as error:
             if "success" in self.columns.given:
                 raise

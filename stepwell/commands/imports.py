@@ -84,8 +84,9 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="ROLE=COLUMN",
-        help="of Parquet, Arrow and LeRobot: observation=x,y (a vector; * matches names; "
-        "observation/arm=… is one of several); roles: "
+        help="of Parquet, Arrow, LeRobot, npz and flat HDF5: observation=x,y (a vector; "
+        "* matches names; observation/arm=… is one of several); episode=worker,id (an id of both); "
+        "roles: "
         f"{', '.join((*ARRAY_ROLES, *COLUMN_ROLES))}, info/NAME; what is not given is guessed by "
         "name, ROLE= is none",
     )

@@ -266,7 +266,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "NaN": (
         lambda p: write(p, [episode(3), episode(2, rewards=np.array([0, np.nan]))]),
-        r"episode_1: rewards",
+        r"episode_1/rewards",
     ),
     "an end in the middle": (
         lambda p: write(p, [episode(3, terminations=np.array([True, False, True]))]),

@@ -282,7 +282,7 @@ REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
     "an unknown role": (columns, ("torque=action",), "unknown role"),
     "two rewards": (columns, ("reward=reward,step",), "is one column"),
     "NaN in rewards": (lambda: columns(reward=[0.5, None] * 4), (), "invalid numbers"),
-    "NaN in observations": (lambda: columns(observation=[np.nan] * ROWS), (), "finite"),
+    "NaN in observations": (lambda: columns(observation=[np.nan] * ROWS), (), "invalid numbers"),
     "text as action": (lambda: columns(action=["a"] * ROWS), (), "text"),
     "lists of several lengths": (
         lambda: columns(observation=[[1.0]] * 7 + [[1.0, 2.0]]),
