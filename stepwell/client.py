@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from stepwell import messages, step_values
 from stepwell._files import whole_file
-from stepwell._folders import files_of, zipped
+from stepwell._folders import files_of, is_export, zipped
 from stepwell._transport import Transport, as_service_error, request, route, sending
 from stepwell.codec import decode, encode
 from stepwell.errors import (
@@ -478,11 +478,16 @@ class Client(Transport):
         sent. With `wait`, returns the finished job (its `result` counts what was stored) or raises
         `JobFailed`; otherwise returns the queued job. Other options are passed to the importer
         (docs/own_data.md lists them).
+
+        A folder of `stepwell export --format parquet` is sent trajectory by trajectory before this
+        returns, without a job of the service: the job returned has no id.
         """
         source = Path(path)
         if not source.exists():
             raise InvalidData(f"cannot read {source}: No such file or folder")
         kind, files = format or SUFFIXES.get(source.suffix.lower()), None
+        if source.is_dir() and format in (None, "parquet") and is_export(source):
+            return self._send_export(dataset, source, partition, create, env, progress, options)
         if source.is_dir():
             kind, files = files_of(source, format)
         if kind is None:
@@ -519,6 +524,46 @@ class Client(Transport):
             )
         job = accepted.job
         return self.wait_job(job.id, timeout) if wait else job
+
+    def _send_export(
+        self,
+        dataset: str,
+        folder: Path,
+        partition: str,
+        create: bool,
+        env: str,
+        progress: Callable[[int, int], None] | None,
+        options: dict[str, Any],
+    ) -> Job:
+        # Imported here: exports use this module.
+        from stepwell._export.send import send_folder
+
+        if options:
+            raise InvalidData(
+                f"{folder} is a folder of stepwell export, which has its own spec",
+                expected="no further options",
+                got=", ".join(options),
+            )
+        began = time.time()
+        result = send_folder(
+            self,
+            dataset,
+            folder,
+            partition=partition,
+            create=create,
+            env=env,
+            progress=progress,
+        )
+        return Job(
+            id="",
+            kind="import",
+            dataset=dataset,
+            state="succeeded",
+            progress=1.0,
+            result=result,
+            created_at=began,
+            finished_at=time.time(),
+        )
 
     def job(self, job_id: str) -> Job:
         """Return the current state of a job."""

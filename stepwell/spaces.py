@@ -257,6 +257,13 @@ def space_from_json(data: Any) -> Space:
         raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error}") from None
 
 
+def _named_space(what: str, key: str, data: Any) -> Space:
+    try:
+        return space_from_json(data)
+    except InvalidSpace as error:
+        raise error.within(f"{what}[{key[:100]}]") from None
+
+
 def _from_json(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(name, v) for v in value)
@@ -428,7 +435,7 @@ class EnvSpec:
             part = data.get(name, {})
             if not isinstance(part, Mapping):
                 raise InvalidSpace(f"{name} is an object of named spaces", got=type(part).__name__)
-            parts[name] = {str(k): space_from_json(v) for k, v in part.items()}
+            parts[name] = {str(k): _named_space(name, str(k), v) for k, v in part.items()}
         roles, vocabularies = data.get("roles", {}), data.get("vocabularies", {})
         names = data.get("names", {})
         for name, part in (("roles", roles), ("vocabularies", vocabularies), ("names", names)):

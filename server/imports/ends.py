@@ -152,7 +152,7 @@ def split_by_ids(rows: Rows, columns: ColumnMap, warnings: list[str], *, lengths
     _check_rivals(rows, columns, codes, names)
     places = 1 + np.flatnonzero(np.diff(codes))
     apart = len(places) + 1 - len(names)
-    if apart and step is None and not sources:
+    if apart and step is None and not sources and len(keys) == 1:
         first = codes[np.concatenate([[0], places])]
         seen, counts = np.unique(first, return_counts=True)
         back = seen[counts > 1]

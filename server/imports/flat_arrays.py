@@ -236,16 +236,17 @@ def _pieces(names: Sequence[str]) -> dict[str, dict[int, str]]:
 def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, Array]) -> None:
     """One array of each kind, and where episodes end."""
     reward = source.map.one("reward") or ""
-    numbers = sorted(pieces.get(reward, ()))
+    every = sorted(pieces.get(reward, ()))
+    numbers = [n for n in every if parts[pieces[reward][n]].size]
     lengths = [len(parts[pieces[reward][n]]) for n in numbers]
-    if not numbers or min(lengths) < 1:
-        raise ImportRefused("an episode has no rewards", expected="≥ 1 step", got=0)
+    if not numbers:
+        raise ImportRefused("no episode has a step", got=pluralize(len(every), "episode"))
     observations = {n for names in source.map.arrays["observation"].values() for n in names}
     for base, known in pieces.items():
-        if sorted(known) != numbers:
+        if sorted(known) != every:
             raise ImportRefused(
                 f"{base}_… are not there for every episode",
-                expected=f"{base}_{numbers[0]} … {base}_{numbers[-1]}",
+                expected=f"{base}_{every[0]} … {base}_{every[-1]}",
                 got=pluralize(len(known), "array"),
             )
         arrays = [parts[known[number]] for number in numbers]
@@ -263,6 +264,8 @@ def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, A
         ]
         source.arrays[base] = np.concatenate(arrays)
     source.ends = np.cumsum(lengths) - 1
+    if skipped := len(every) - len(numbers):
+        source.warnings.append(f"{pluralize(skipped, 'episode')} without a step left out")
     source.warnings.append(f"one set of arrays for each of {pluralize(len(numbers), 'episode')}")
 
 

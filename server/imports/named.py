@@ -73,8 +73,21 @@ class Layout:
     dropped: dict[str, str] = field(default_factory=dict)
     """Infos that are not read: name → reason."""
     warnings: list[str] = field(default_factory=list)
+    skipped: int = 0
+    """Episodes without a step."""
     orders: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """Path → the elements of its vectors in the order of the dataset's names."""
+
+    def check_skipped(self) -> None:
+        """Tell of episodes without a step; raises `ImportRefused` if there are no others."""
+        if self.skipped and not self.episodes:
+            raise ImportRefused(
+                "no episode has a step",
+                expected="an episode with at least one",
+                got=pluralize(self.skipped, "episode"),
+            )
+        if self.skipped:
+            self.warnings.append(f"{pluralize(self.skipped, 'episode')} without a step left out")
 
     def add(
         self,
@@ -152,6 +165,15 @@ def reading(
 ) -> Reading:
     """Check all arrays and choose the spec. Raises `ImportRefused`."""
     layout = source.layout
+    for key in [key for key, leaf in layout.infos.items() if leaf.shape and 0 in leaf.shape]:
+        layout.dropped[key] = f"rows of an invalid size (shape {layout.infos.pop(key).shape})"
+    for leaf in (*layout.observations.values(), *layout.actions.values()):
+        if leaf.shape and 0 in leaf.shape:
+            raise ImportRefused(
+                f"{leaf.path} has no elements",
+                expected="at least one in each row",
+                got=f"shape {list(leaf.shape)}",
+            )
     steps = sum(steps for _, steps in layout.episodes)
     if steps > max_rows:
         raise ImportRefused("too many steps", expected=f"≤ {max_rows}", got=steps)

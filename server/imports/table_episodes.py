@@ -69,11 +69,9 @@ class TableEpisodes:
         self._nested = reward is not None and _differ(table, reward)
         if self._nested:
             assert reward is not None
-            lengths = pc.list_value_length(table.whole(reward)).to_numpy(zero_copy_only=False)
-            if not np.isfinite(lengths).all() or int(lengths.min()) < 1:
-                raise ImportRefused("an episode has no steps", expected="≥ 1", got=0)
+            lengths = self._lengths(reward)
             self._ends = np.cumsum(lengths.astype(np.int64)) - 1
-            self._names = [str(number) for number in range(len(lengths))]
+            self._names = [str(number) for number in self.table.file_order(0, len(lengths))]
         else:
             self._split()
         self._starts = np.concatenate([[0], self._ends[:-1] + 1])
@@ -173,6 +171,24 @@ class TableEpisodes:
             raise missing("episode (or terminated, truncated, done, first)", table.columns)
         self._ends = np.flatnonzero(split_by_flags(flags, table, columns, warnings))
         self._names = [str(number) for number in range(len(self._ends))]
+
+    def _lengths(self, reward: str) -> NDArray[np.int64]:
+        """Steps of each row; rows without any are left out."""
+        listed = self.table.whole(reward)
+        if listed.null_count:
+            raise ImportRefused(
+                f"column {reward[:100]} has empty cells",
+                expected="a list of rewards in each row",
+                got=f"row {pc.index(listed.is_null(), True).as_py()}",
+            )
+        lengths = pc.list_value_length(listed).to_numpy(zero_copy_only=False).astype(np.int64)
+        kept = np.flatnonzero(lengths > 0)
+        self.layout.skipped = len(lengths) - len(kept)
+        self.layout.episodes = [(0, 1)] * len(kept)
+        self.layout.check_skipped()
+        if self.layout.skipped:
+            self.table.sort(kept)
+        return np.asarray(lengths[kept])
 
     def _check_nested_flags(self) -> None:
         """A flag of a whole row is that of the last step."""

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from stepwell._export import licence
 from stepwell._export.selection import Selection
+from stepwell._folders import EXPORT
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
 from stepwell.errors import InvalidData
 from stepwell.metadata import TrajectoryMetadata
@@ -30,7 +31,8 @@ from stepwell.shard_rows import plain_batch
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
-SPEC, TRAJECTORIES, STEPS = "spec.json", "trajectories.parquet", "steps-{:05d}.parquet"
+SPEC, TRAJECTORIES = EXPORT
+STEPS = "steps-{:05d}.parquet"
 CARD = """\
 ---
 {header}configs:
@@ -123,10 +125,6 @@ def read(folder: Path) -> tuple[EnvSpec, int, Iterator[Trajectory]]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _refused(folder, error) from None
     return spec, about.num_rows, _trajectories(folder, spec, about)
-
-
-def is_export(folder: Path) -> bool:
-    return (folder / SPEC).is_file() and (folder / TRAJECTORIES).is_file()
 
 
 def _trajectories(folder: Path, spec: EnvSpec, about: pa.Table) -> Iterator[Trajectory]:

@@ -319,6 +319,25 @@ def test_padding_flags_are_no_observations(tmp_path: Path) -> None:
     assert "not read: obs.arm_is_pad" in found.warnings
 
 
+def test_lerobot_2_1_is_refused_with_the_ways_to_read_it(tmp_path: Path) -> None:
+    """One of them is its table, as any Parquet files."""
+    folder = lerobot_folder(tmp_path / "a", None)
+    info = json.loads((folder / "meta/info.json").read_text()) | {"codebase_version": "v2.1"}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    (folder / "data/chunk-000/file-000.parquet").rename(
+        folder / "data/chunk-000/episode_000000.parquet"
+    )
+    with pytest.raises(ImportRefused) as caught:
+        read(folder)
+    for way in ("convert_dataset_v21_to_v30", "--format parquet"):
+        assert way in str(caught.value.expected)
+    kind, files = files_of(folder, "parquet")
+    with zipped(files) as packed:
+        found, got = _read(packed, ("reward=",), None, kind)
+    assert [len(t) for t in got] == [4, 4]
+    assert list(found.spec.observations) == ["observation"]
+
+
 # --- ids of episodes ------------------------------------------------------------------------------
 
 WORKER, EPISODE = np.tile([0, 1], 12), np.repeat([0, 1, 2], 8)

@@ -592,6 +592,10 @@ def test_one_set_of_arrays_for_each_episode(read: Read, kind: str, final: int) -
     assert [t.terminated for t in got] == [number == 1 for number in range(12)]
     assert all(t.final_obs_valid == bool(final) for t in got)
     assert "one set of arrays for each of 12 episodes" in found.warnings
+    made |= {name: array[:0] for name, array in made.items() if name.endswith("s_5")}
+    found, got = read(kind, made)
+    assert [t.rewards[0] for t in got] == [0, 1, 2, 3, 4, *range(6, 12)]
+    assert "1 episode without a step left out" in found.warnings
     del made["actions_3"]
     with pytest.raises(ImportRefused, match="not there for every episode"):
         read(kind, made)
