@@ -281,7 +281,7 @@ def test_an_exported_folder_is_uploaded_by_the_client(client, exported, run, tmp
     assert seen[-1] == (count, count)
     sql = "select distinct env from trajectories where dataset = ?"
     assert client.sql(sql, [name]).rows == [("Other-v0",)]
-    again = client.upload(name, tmp_path / "out", format="parquet", wait=False)
+    again = client.upload(name, tmp_path / "out", format="parquet", env="Other-v0", wait=False)
     assert (again.result["trajectories"], again.result["duplicates"]) == (0, count)
     with pytest.raises(InvalidData, match="its own spec"):
         client.upload(name, tmp_path / "out", action="discrete:3")
