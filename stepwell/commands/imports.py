@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
-from stepwell._export.send import send_folder
 from stepwell._folders import is_export
 from stepwell._plural import pluralize
 from stepwell.client import Client
@@ -106,8 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("a folder of stepwell export has no --option and no --columns")
         with common.connect(args) as client, bar:
             sending = bar.add_task("sending", total=None)
-            result = send_folder(
-                client,
+            job = client.upload(
                 args.dataset,
                 args.file,
                 partition=args.partition,
@@ -116,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
                 progress=lambda done, total: bar.update(sending, completed=done, total=total),
             )
             _tag_partially_observable(client, args)
-        return _show(args, result, result)
+        return _show(args, job.result, job.result or {})
     with common.connect(args) as client, bar:
         sending = bar.add_task("uploading", total=None)
         job = client.upload(

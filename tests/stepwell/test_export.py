@@ -20,7 +20,7 @@ import yaml
 
 from server.imports import flat, lerobot, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
-from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, _exported, cli
 from stepwell._export import parquet, selection
 from stepwell._export.minari import dataset_id
 from stepwell._folders import files_of, zipped
@@ -157,7 +157,7 @@ def stored(client, dataset):
 def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
     """As an import into a new dataset reads it, in this process."""
     if format_ == "parquet":
-        spec, _, trajectories = parquet.read(path)
+        spec, _, trajectories = _exported.read(path)
         return spec, list(trajectories)
     options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
     reader = {"minari": minari, "lerobot": lerobot}.get(format_, flat)
@@ -508,7 +508,7 @@ def test_a_dataset_of_many_shards_and_row_groups(service, run, client, tmp_path,
     out = tmp_path / "out"
     assert run("export", "many", out, "--format", "parquet") == 0
     assert len(list(out.glob("steps-*.parquet"))) > 3
-    _, _, back = parquet.read(out)
+    _, _, back = _exported.read(out)
     assert [t.digest for t in back] == [t.digest for t in sent]
 
 
