@@ -535,11 +535,14 @@ def _named_spaces(
             vocabulary, length = texts[key]
             named[key] = MultiDiscrete((vocabulary.n,) * length)
         else:
-            named[key] = _space(leaf, key, keep_float64, env_id)
+            try:
+                named[key] = _space(leaf, keep_float64)
+            except InvalidSpace as error:
+                raise error.within(f"{env_id}: {key!r}") from None
     return named
 
 
-def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: str) -> Space:
+def _space(space: gym_spaces.Space[Any], keep_float64: bool) -> Space:
     if isinstance(space, gym_spaces.Box):
         dtype = space.dtype.name
         if dtype == "float64" and not keep_float64:
@@ -553,7 +556,7 @@ def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: s
     if isinstance(space, gym_spaces.MultiBinary):
         return MultiBinary(math.prod(space.shape))
     raise InvalidSpace(
-        f"{env_id}: {key!r} has a space that cannot be recorded; wrap the environment "
+        "a space that cannot be recorded; wrap the environment "
         "(gymnasium.wrappers.TransformObservation, FlattenObservation, …)",
         expected="Box, Discrete, MultiDiscrete, MultiBinary, observed texts, or Dicts and Tuples "
         "of them",

@@ -14,6 +14,8 @@ from stepwell.errors import InvalidData
 
 Files = dict[str, Path]
 """Name in the zip → file."""
+EXPORT = ("spec.json", "trajectories.parquet")
+"""What only a folder of `stepwell export --format parquet` has."""
 PART = re.compile(r"\d+/part-\d+\.(arrow|parquet)")
 PICKLE = (
     "a .traj file of AMAGO is a pickle, which can run code, so it is not read: save it as .npz "
@@ -119,6 +121,11 @@ FOLDERS: Mapping[str, tuple[str, Callable[[Path], Files | None]]] = {
     "parquet": ("Parquet or Arrow files", _parquet),
 }
 """Format → what its folder has, and its files (None: another kind of folder)."""
+
+
+def is_export(folder: Path) -> bool:
+    """Whether `stepwell export --format parquet` wrote it (_export/parquet.py)."""
+    return all((folder / name).is_file() for name in EXPORT)
 
 
 def files_of(folder: Path, format_: str | None = None) -> tuple[str, Files]:

@@ -18,9 +18,11 @@ import hashlib
 import json
 import re
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from pydantic import ValidationError
 
 from stepwell import messages, step_values
 from stepwell._files import whole_file
-from stepwell._folders import files_of, zipped
+from stepwell._folders import files_of, is_export, zipped
 from stepwell._transport import Transport, as_service_error, request, route, sending
 from stepwell.codec import decode, encode
 from stepwell.errors import (
@@ -72,7 +74,9 @@ from stepwell.spaces import EnvSpec
 from stepwell.sql_result import SqlResult, read_table
 from stepwell.trajectory import Trajectory
 
-GROUP_BYTES = 16 << 20
+GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
+COPIES = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
+"""Namespace of the ids of copied trajectories: same dataset and original → same id."""
 CHUNK = 1 << 20
 SUFFIXES = {
     ".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".parquet": "parquet", ".arrow": "parquet",
@@ -191,7 +195,8 @@ class Client(Transport):
             if not exist_ok or error.code != "dataset_exists":
                 raise
             made = self.dataset(name)
-            if made.spec_digest != spec.digest:
+            other = made.spec_digest != spec.digest
+            if other or EnvSpec.from_json(made.spec).other_names(spec) is not None:
                 raise Conflict(
                     {
                         **error.problem,
@@ -477,11 +482,16 @@ class Client(Transport):
         sent. With `wait`, returns the finished job (its `result` counts what was stored) or raises
         `JobFailed`; otherwise returns the queued job. Other options are passed to the importer
         (docs/own_data.md lists them).
+
+        A folder of `stepwell export --format parquet` is sent trajectory by trajectory before this
+        returns, without a job of the service: the job returned has no id.
         """
         source = Path(path)
         if not source.exists():
             raise InvalidData(f"cannot read {source}: No such file or folder")
         kind, files = format or SUFFIXES.get(source.suffix.lower()), None
+        if source.is_dir() and format in (None, "parquet") and is_export(source):
+            return self._send_export(dataset, source, partition, create, env, progress, options)
         if source.is_dir():
             kind, files = files_of(source, format)
         if kind is None:
@@ -518,6 +528,71 @@ class Client(Transport):
             )
         job = accepted.job
         return self.wait_job(job.id, timeout) if wait else job
+
+    def _send_export(
+        self,
+        dataset: str,
+        folder: Path,
+        partition: str,
+        create: bool,
+        env: str,
+        progress: Callable[[int, int], None] | None,
+        options: dict[str, Any],
+    ) -> Job:
+        # Imported here: few programs need Parquet.
+        from stepwell import _exported
+
+        if options:
+            raise InvalidData(
+                f"{folder} is a folder of stepwell export, which has its own spec",
+                expected="no further options",
+                got=", ".join(options),
+            )
+        began = time.time()
+        spec, count, trajectories = _exported.read(folder)
+        if create:
+            spec = replace(spec, env=env or spec.env)
+            said = _exported.licence_of(folder)
+            about = f"Imported (parquet): licence={said}"[:4096] if said else ""
+            self.create_dataset(dataset, spec, description=about, exist_ok=True)
+        else:
+            self.spec(dataset)
+        stored, steps, size, done = Counter[str](), 0, 0, 0
+        group: list[Trajectory] = []
+        for trajectory in trajectories:
+            steps += len(trajectory)
+            size += trajectory.nbytes
+            metadata = replace(trajectory.metadata, env=env or trajectory.metadata.env)
+            name = str(uuid.uuid5(COPIES, f"{dataset}/{trajectory.id}"))
+            group.append(replace(trajectory, id=name, metadata=metadata))
+            done += 1
+            if size < GROUP_BYTES and len(group) < GROUP_MOST and done < count:
+                continue
+            answer = self.post(dataset, group, spec=spec, partition=partition)
+            for item in answer.items:
+                stored[item.status] += 1
+                if item.status in ("refused", "conflict"):
+                    why = item.problem.detail if item.problem else "no reason given"
+                    raise InvalidData(f"trajectory {item.id} was not stored ({item.status}): {why}")
+            group, size = [], 0
+            if progress is not None:
+                progress(done, count)
+        return Job(
+            id="",
+            kind="import",
+            dataset=dataset,
+            state="succeeded",
+            progress=1.0,
+            result={
+                "dataset": dataset,
+                "partition": partition,
+                "trajectories": stored["stored"],
+                "steps": steps,
+                "duplicates": stored["duplicate"],
+            },
+            created_at=began,
+            finished_at=time.time(),
+        )
 
     def job(self, job_id: str) -> Job:
         """Return the current state of a job."""

@@ -65,6 +65,12 @@ class InvalidTrajectory(InvalidData):
 class InvalidSpace(InvalidData):
     """An invalid space or env spec."""
 
+    def within(self, where: str) -> InvalidSpace:
+        """The same of a named space."""
+        named = InvalidSpace(f"{where}: {self}")
+        named.expected, named.got = self.expected, self.got
+        return named
+
 
 class CodecError(InvalidData):
     """Bytes that do not decode as trajectories: truncated, foreign, or of an unknown format."""

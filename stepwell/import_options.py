@@ -46,12 +46,15 @@ OPTIONS: dict[str, ImportOption] = {
         "infos to drop, with commas between; * for all", example="mission,seed"
     ),
 }  # fmt: skip
-TABLES = ("parquet", "lerobot")
-"""Formats whose columns have roles, so that they take `columns`."""
+TABLES = ("parquet", "lerobot", "npz", "d4rl")
+"""Formats whose columns or arrays have roles, so that they take `columns`."""
 ARRAY_ROLES = ("observation", "action", "next_observation")
 """Roles of one or more columns; with /NAME one of several arrays. `info/NAME` is another."""
-COLUMN_ROLES = ("reward", "episode", "step", "terminated", "truncated", "done", "success")
-"""Roles of one column."""
+COLUMN_ROLES = (
+    *("reward", "episode", "step", "terminated", "truncated", "done"),
+    *("not_terminated", "not_done", "first", "success"),
+)
+"""Roles of one column; of `episode` several can be one id together."""
 LANDMARKS = {
     r"(.*/)?main_data\.hdf5": "minari",
     r"(.*/)?\d+/part-\d+\.(arrow|parquet)": "minari",

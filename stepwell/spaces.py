@@ -34,6 +34,8 @@ DTYPES = (
 )
 MAX_ELEMENTS = 1 << 24
 MAX_KEYS = 1024
+MAX_NAMES, MAX_NAME = 4096, 256
+"""Most names of a vector's elements, and characters in one."""
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 _KEY_RULE = (
     "a letter or _ first, then letters, digits and _; / between at most 5 parts, each of at most 64"
@@ -286,6 +288,13 @@ def space_from_json(data: Any) -> Space:
         raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error}") from None
 
 
+def _named_space(what: str, key: str, data: Any) -> Space:
+    try:
+        return space_from_json(data)
+    except InvalidSpace as error:
+        raise error.within(f"{what}[{key[:100]}]") from None
+
+
 def _from_json(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(name, v) for v in value)
@@ -324,7 +333,9 @@ class EnvSpec:
     `roles` states how an observation is used: `policy` (default), `critic` (privileged), `mask`
     (legal actions), `relabel` (achieved goals), `log`. `infos` are extra arrays stored with the
     observations for inspection and SQL; agents do not receive them. `vocabularies` are those of the
-    observations that are texts: a MultiDiscrete of token ids.
+    observations that are texts: a MultiDiscrete of token ids. `names` are those of the elements of
+    vectors, by "observation/KEY" and "action/KEY": an import puts the columns of a file in this
+    order. Specs that differ in `env` only, or of which one has no names, have the same layout.
 
         Example: EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
     """
@@ -336,6 +347,7 @@ class EnvSpec:
     action_known: bool = False
     env: str = ""
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, spaces in (
@@ -369,10 +381,26 @@ class EnvSpec:
                     expected=f"MultiDiscrete([{vocabulary.n}, …])",
                     got=str(space)[:120],
                 )
+        for key, names in self.names.items():
+            self._check_names(key, names)
         # One order everywhere, whatever order the caller's dicts had.
-        for name in ("observations", "actions", "roles", "infos", "vocabularies"):
+        for name in ("observations", "actions", "roles", "infos", "vocabularies", "names"):
             mapping = getattr(self, name)
             object.__setattr__(self, name, {k: mapping[k] for k in sorted(mapping)})
+
+    def _check_names(self, key: str, names: tuple[str, ...]) -> None:
+        what, _, name = key.partition("/")
+        space = {"observation": self.observations, "action": self.actions}.get(what, {}).get(name)
+        good = isinstance(names, tuple) and all(
+            isinstance(one, str) and 0 < len(one) <= MAX_NAME for one in names
+        )
+        if space is None or not good or len(names) > MAX_NAMES or space.shape != (len({*names}),):
+            raise InvalidSpace(
+                f"names of {key!r}",
+                expected="observation/KEY or action/KEY of a vector → a tuple with one text for "
+                f"each element, each once, at most {MAX_NAMES}",
+                got=f"{names!r} for {space}"[:200],
+            )
 
     @classmethod
     def of(
@@ -385,6 +413,7 @@ class EnvSpec:
         infos: Mapping[str, Space] | None = None,
         action_known: bool = False,
         vocabularies: Mapping[str, Vocabulary] | None = None,
+        names: Mapping[str, tuple[str, ...]] | None = None,
     ) -> EnvSpec:
         """A spec from single spaces or dicts of them."""
         return cls(
@@ -395,6 +424,7 @@ class EnvSpec:
             action_known,
             env,
             vocabularies or {},
+            names or {},
         )
 
     def __hash__(self) -> int:
@@ -419,13 +449,16 @@ class EnvSpec:
             data["action_known"] = True
         if self.vocabularies:
             data["vocabularies"] = {k: v.to_json() for k, v in self.vocabularies.items()}
+        if self.names:
+            data["names"] = {k: list(names) for k, names in self.names.items()}
         return data
 
     @classmethod
     def from_json(cls, data: Any) -> EnvSpec:
         if not isinstance(data, Mapping):
             raise InvalidSpace("an env spec is an object", got=type(data).__name__)
-        known = {"observations", "actions", "env", "roles", "infos", "action_known", "vocabularies"}
+        known = {"observations", "actions", "env", "roles", "infos", "action_known"}
+        known |= {"vocabularies", "names"}
         if unknown := set(data) - known:
             raise InvalidSpace(
                 "an env spec has unknown fields",
@@ -437,9 +470,10 @@ class EnvSpec:
             part = data.get(name, {})
             if not isinstance(part, Mapping):
                 raise InvalidSpace(f"{name} is an object of named spaces", got=type(part).__name__)
-            parts[name] = {str(k): space_from_json(v) for k, v in part.items()}
+            parts[name] = {str(k): _named_space(name, str(k), v) for k, v in part.items()}
         roles, vocabularies = data.get("roles", {}), data.get("vocabularies", {})
-        for name, part in (("roles", roles), ("vocabularies", vocabularies)):
+        names = data.get("names", {})
+        for name, part in (("roles", roles), ("vocabularies", vocabularies), ("names", names)):
             if not isinstance(part, Mapping):
                 raise InvalidSpace(f"{name} is an object", got=type(part).__name__)
         return cls(
@@ -450,12 +484,20 @@ class EnvSpec:
             bool(data.get("action_known", False)),
             str(data.get("env", "")),
             {str(k): Vocabulary.from_json(v) for k, v in vocabularies.items()},
+            {str(k): tuple(v) if isinstance(v, list) else v for k, v in names.items()},
         )
+
+    def other_names(self, other: EnvSpec) -> str | None:
+        """The key of a vector whose elements both specs name, but not alike; None if there is
+        none."""
+        both = self.names.keys() & other.names.keys()
+        return next((k for k in sorted(both) if self.names[k] != other.names[k]), None)
 
     @property
     def digest(self) -> str:
-        """sha256 of the canonical JSON without `env`: equal digests mean equal layouts."""
-        layout = {k: v for k, v in self.to_json().items() if k != "env"}
+        """sha256 of the canonical JSON without `env` and `names`: equal digests mean equal layouts,
+        as long as no element has two names (`other_names`)."""
+        layout = {k: v for k, v in self.to_json().items() if k not in ("env", "names")}
         return hashlib.sha256(
             json.dumps(layout, sort_keys=True, separators=(",", ":")).encode()
         ).hexdigest()

@@ -1,6 +1,6 @@
 """Names of a table's columns. `python -m stepwell.table_columns FILE` prints those of a Parquet or
-Arrow file, or of the first one in a zip, as JSON: in a process of its own, with little memory,
-because a file from elsewhere is not trusted."""
+Arrow file, of the first one in a zip, or of the arrays in an npz, as JSON: in a process of its own,
+with little memory, because a file from elsewhere is not trusted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def columns_of(path: str) -> list[str]:
             tables = [n for n in names if n.endswith(".parquet")]
             tables = tables or [n for n in names if n.endswith(".arrow")]
             if not tables:
-                return []
+                return [n.removesuffix(".npy") for n in names if n.endswith(".npy")][:MOST]
             with archive.open(tables[0]) as member:
                 return _columns(member)  # type: ignore[arg-type]
 

@@ -3,11 +3,16 @@
     observation, next_observation, action    one or more columns; several make one vector; with
                                              /NAME one of several named arrays; * matches columns
     info/NAME                                stored with the observation of the same row
-    reward, episode, step                    one column
+    reward, step                             one column
+    episode                                  one column, or several that are one id together
     terminated, truncated, done              flags; done says not which of the two
+    not_terminated, not_done                 the same flags, 0 where an episode ends
+    first                                    a flag at the first row of each episode
     success                                  of the episode, in its last row
 
-A role that is given empty (`reward=`) has no column. Untrusted: runs only in the sandbox.
+A role that is given empty (`reward=`) has no column. Columns that * matches are in the order of
+their numbers (f_2 before f_10), whatever the order of the file. The names are those of columns of
+tables and of arrays in HDF5 and npz files. Untrusted: runs only in the sandbox.
 """
 
 from __future__ import annotations
@@ -27,25 +32,52 @@ NAMED |= {"action": DEFAULT_ACTION, "info": ""}
 USUAL = {
     "observation": ("observation", "observations", "obs", "state", "states"),
     "next_observation": (
-        *("next_observation", "next_observations", "next_obs", "next_state", "next_states"),
+        *("next_observation", "next_observations", "next_obs", "new_obs", "next_state"),
+        "next_states",
     ),
     "action": ("action", "actions", "act", "acts"),
-    "reward": ("reward", "rewards", "rew", "r", "next.reward"),
+    "reward": ("reward", "rewards", "rew", "rews", "r", "next.reward"),
     "episode": (
         *("episode", "episode_id", "episode_index", "episode_idx", "episode_number", "ep"),
         *("trajectory", "trajectory_id", "trajectory_index", "traj", "traj_id", "traj_idx"),
+        *("episodes", "episode_ids", "episode_indices", "episode_nums", "ep_id", "ep_ids"),
+        *("ep_idx", "eps_id", "eps_ids", "trajectory_ids", "traj_ids", "trajectories"),
     ),
     "step": (
         *("step", "step_id", "step_index", "step_idx", "t", "timestep", "time_step"),
-        *("frame_index", "episode_step"),
+        *("frame_index", "episode_step", "timesteps", "time_steps", "step_ids", "episode_steps"),
     ),
-    "terminated": ("terminated", "terminal", "terminals", "termination", "terminations"),
-    "truncated": ("truncated", "truncation", "truncations", "timeout", "timeouts"),
-    "done": ("done", "dones", "next.done", "is_last"),
+    "terminated": (
+        *("terminated", "terminal", "terminals", "termination", "terminations", "terminateds"),
+        *("is_terminal", "is_terminated", "next.terminated"),
+    ),
+    "truncated": (
+        *("truncated", "truncation", "truncations", "timeout", "timeouts", "truncateds"),
+        *("is_truncated", "is_timeout", "time_out", "time_outs", "time_limit", "time_limits"),
+        *("timelimit.truncated", "next.truncated"),
+    ),
+    "done": (
+        *("done", "dones", "next.done", "is_last", "is_done", "done_flags", "dones_float"),
+        *("ends", "is_end", "episode_end", "episode_ends", "episode_done", "episode_dones"),
+        *("episode_terminal", "episode_terminals", "end_of_episode"),
+    ),
+    "not_terminated": (
+        *("not_terminated", "not_terminal", "not_terminals", "nonterminal", "nonterminals"),
+        *("non_terminal", "non_terminals"),
+    ),
+    "not_done": ("not_done", "not_dones", "notdone", "notdones", "nondone", "nondones"),
+    "first": (
+        *("first", "is_first", "episode_start", "episode_starts", "is_start", "is_init"),
+        "starts",
+    ),
     "success": ("success", "is_success", "next.success"),
 }
 """Names by which a column is recognised, in lower case, the first that there is."""
+PADDING = "_is_pad"
+"""End of the names of flags that say which numbers are no data: no observations or actions."""
 MOST_SHOWN = 60
+FILE = "file"
+"""In `episode`, where no column has this name: which file of the folder a row is in."""
 
 
 @dataclass(slots=True)
@@ -58,12 +90,42 @@ class ColumnMap:
     """observation, next_observation, action, info: key → columns."""
     single: dict[str, str] = field(default_factory=dict)
     """The other roles that have a column."""
+    keys: Columns = ()
+    """The columns of `episode`, if it has several."""
+    rivals: dict[str, Columns] = field(default_factory=dict)
+    """Further columns with a usual name of a guessed role that tells episodes apart."""
     guessed: list[str] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     """Roles that somebody named."""
+    matched: dict[str, Columns] = field(default_factory=dict)
+    """What * has matched: "observation", "observation/arm", … → its columns."""
+    element_names: dict[str, Columns] = field(default_factory=dict)
+    """Names of the elements of a column that is a vector, where the file has them."""
 
     def one(self, role: str) -> str | None:
         return self.single.get(role)
+
+    @property
+    def episode(self) -> Columns:
+        alone = self.single.get("episode")
+        return self.keys or (() if alone is None else (alone,))
+
+    def used(self) -> set[str]:
+        """Every column that has a role."""
+        arrays = (
+            c for group in self.arrays.values() for columns in group.values() for c in columns
+        )
+        return {*arrays, *self.single.values(), *self.keys}
+
+    def named_elements(self, role: str, key: str) -> bool:
+        """Whether the columns are the names of a vector's elements."""
+        columns = self.arrays[role].get(key, ())
+        return len(columns) > 1 or _said(role, key) in self.matched
+
+    def taken(self) -> list[str]:
+        """What was guessed, and what * matched, for people."""
+        found = ["columns by their names: " + " ".join(self.guessed)] if self.guessed else []
+        return found + [f"columns: {role}={shown(names)}" for role, names in self.matched.items()]
 
 
 def column_map(
@@ -85,12 +147,22 @@ def column_map(
                 got=text[:80],
             )
         asked.add(kind)
-        chosen = [name for part in value.split(",") if part for name in _named(part, columns, role)]
+        parts = [part for part in value.split(",") if part]
+        chosen = [name for part in parts for name in _named(part, columns, role)]
+        if doubled := sorted({name for name in chosen if chosen.count(name) > 1}):
+            raise ImportRefused(
+                f"columns: {role} has a column twice", expected="each once", got=shown(doubled)
+            )
         if kind in NAMED:
             if kind == "info" and not slash:
                 raise ImportRefused("columns: an info has a name", expected="info/NAME=column")
             if chosen:
-                found.arrays[kind][array_key(key) or NAMED[kind]] = tuple(chosen)
+                name = array_key(key) or NAMED[kind]
+                found.arrays[kind][name] = tuple(chosen)
+                if any(part not in columns for part in parts):
+                    found.matched[_said(kind, name)] = tuple(chosen)
+        elif kind == "episode" and len(chosen) > 1:
+            found.keys = tuple(chosen)
         elif len(chosen) > 1:
             raise ImportRefused(f"columns: {role} is one column", expected="one name", got=value)
         elif chosen:
@@ -102,21 +174,41 @@ def column_map(
     return found
 
 
-def shown(columns: Sequence[str]) -> str:
-    more = f" and {len(columns) - MOST_SHOWN} more" if len(columns) > MOST_SHOWN else ""
-    return (", ".join(name[:80] for name in columns[:MOST_SHOWN]) or "none") + more
+def shown(columns: Sequence[str], most: int = MOST_SHOWN) -> str:
+    more = f" and {len(columns) - most} more" if len(columns) > most else ""
+    return (", ".join(name[:80] for name in columns[:most]) or "none") + more
+
+
+def element_names(columns: Columns, widths: Sequence[int]) -> Columns:
+    """One name for each element of the vector that columns of these widths make."""
+    return tuple(
+        name if width == 1 else f"{name}[{place}]"
+        for name, width in zip(columns, widths, strict=True)
+        for place in range(width)
+    )
 
 
 def _named(part: str, columns: Sequence[str], role: str) -> list[str]:
-    if part in columns:
+    if part in columns or (role == "episode" and part == FILE):
         return [part]
     if matching := [name for name in columns if fnmatch.fnmatchcase(name, part)]:
-        return matching
+        return sorted(matching, key=natural)
     raise ImportRefused(
         f"columns: {role} names a column that does not exist",
         expected=f"one of {shown(columns)}",
         got=part[:80],
     )
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Sorts numbers in names by their value."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+
+
+def _said(role: str, key: str) -> str:
+    """As the option `columns` names an array."""
+    return role if key == NAMED[role] else f"{role}/{key}"
 
 
 def _fill(found: ColumnMap, preset: ColumnMap, asked: set[str]) -> None:
@@ -126,18 +218,21 @@ def _fill(found: ColumnMap, preset: ColumnMap, asked: set[str]) -> None:
     for role, name in preset.single.items():
         if role not in asked:
             found.single[role] = name
+    found.element_names = preset.element_names
 
 
 def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
-    used = {name for arrays in found.arrays.values() for cs in arrays.values() for name in cs}
-    used |= set(found.single.values())
-    free = [name for name in columns if name not in used]
+    used = found.used()
+    free = [name for name in columns if name not in used and not name.endswith(PADDING)]
     lower = {name.lower(): name for name in reversed(free)}
     for role in [role for role in (*USUAL, "info") if role not in asked]:
         usual = USUAL.get(role, ())
-        exact = next((lower[name] for name in usual if name in lower), None)
+        known = [lower[name] for name in usual if name in lower]
+        exact = known[0] if known else None
         if role not in NAMED:
             if exact is not None:
+                if role not in ("reward", "step", "success"):
+                    found.rivals[role] = tuple(known[1:])
                 found.single[role] = exact
                 found.guessed.append(f"{role}={exact}")
             continue
@@ -146,8 +241,7 @@ def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
             arrays.pop("", None)
         found.arrays[role] = {key or NAMED[role]: names for key, names in arrays.items()}
         for key, names in found.arrays[role].items():
-            named = role if key == NAMED[role] else f"{role}/{key}"
-            found.guessed.append(f"{named}={','.join(names)}")
+            found.guessed.append(f"{_said(role, key)}={','.join(names)}")
 
 
 def _family(columns: Sequence[str], stems: Iterable[str]) -> dict[str, Columns]:

@@ -1,13 +1,13 @@
-"""D4RL's flat arrays → trajectories: finds the ends of episodes and the spec.
-
-A D4RL file is one long table of N steps; only flags separate episodes:
+"""Flat arrays of N steps → trajectories: finds the ends of episodes and the spec.
 
     row  | observations actions rewards terminals timeouts [next_observations]
     i    | s_i          a_i     r_i     0         0         s_i+1
     e    | s_e          a_e     r_e     1         0         true s_e+1       the episode ends here
     e+1  | s_0 of the next episode …
 
-Rules, each for a quirk of real files (tests/server/test_imports_d4rl.py has one of each):
+Ids, lists of ends, `done` and `first` say exactly where episodes end (ends.py). A D4RL file has
+terminals and timeouts only, and a rule for each quirk of real files
+(tests/server/imports/test_imports_d4rl.py has one of each):
 - an episode ends at terminals or timeouts; with both in one row it is terminated, with a warning;
 - the last observation is next_observations[e] where the file has it (and did not compute it by
   shifting the rows); else it is unknown (`final_obs_valid` false) and the one before is repeated;
@@ -25,25 +25,36 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import uuid_utils
 from numpy.typing import NDArray
 
+from server.imports.column_map import ColumnMap
+from server.imports.ends import (
+    Flags,
+    Split,
+    check_inside,
+    check_masks,
+    check_sources,
+    ends_of_list,
+    listed_ends,
+    read_flags,
+    split_by_flags,
+    split_by_ids,
+    terminated_at,
+    warn_of_done,
+)
+from server.imports.flat_arrays import D4RL, ENDS, SPEC, RawFile, missing, native
 from server.imports.raw_file import (
-    ENDS,
-    REQUIRED,
     Array,
     ImportOptions,
     ImportRefused,
-    RawFile,
-    as_flags,
     check_dtype,
 )
-from server.imports.spec import choose_spec, fit
+from server.imports.spec import choose_spec, fit, in_order, written_spec
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.rounding import rounded
@@ -51,6 +62,7 @@ from stepwell.spaces import (
     DTYPES,
     MAX_ELEMENTS,
     EnvSpec,
+    all_finite,
 )
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
@@ -67,10 +79,10 @@ class Plan:
     """The plan of an import: spec, arrays, and where its episodes start and end."""
 
     spec: EnvSpec
-    obs: Array
-    actions: Array
+    obs: dict[str, Array]
+    actions: dict[str, Array]
     rewards: NDArray[np.float32]
-    next_obs: Array | None
+    next_obs: dict[str, Array] | None
     infos: dict[str, Array]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -88,56 +100,91 @@ class Plan:
 
 def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     """Check the arrays and find the episodes. Raises `ImportRefused`."""
-    for name in REQUIRED:
-        if name not in source.arrays:
-            raise ImportRefused(
-                f"{name} is missing",
-                expected=", ".join(REQUIRED),
-                got=", ".join(sorted(source.arrays)) or "none of them",
-            )
-    rows = _rows(source.arrays["observations"])
-    if not 1 <= rows <= max_rows:
+    columns, warnings = source.map, list(source.warnings)
+    if options.spec is not None or SPEC in source.arrays:
+        _rename(columns, options.spec or written_spec(source))
+    for role in ("observation", "action", "reward"):
+        if not columns.arrays.get(role) and columns.one(role) is None and role not in columns.given:
+            raise missing(role, source)
+    obs = {k: _joined(source, names) for k, names in columns.arrays["observation"].items()}
+    if not obs or not columns.arrays["action"]:
+        raise missing("action" if obs else "observation", source)
+    if not 1 <= source.rows <= max_rows:
         raise ImportRefused(
-            "observations has an invalid length", expected=f"1 … {max_rows}", got=rows
+            "observations has an invalid length", expected=f"1 … {max_rows}", got=source.rows
         )
-    warnings = list(source.warnings)
-    rewards = _column(source, "rewards", rows)
-    terminals = _flags(source, "terminals", rows)
-    timeouts = _flags(source, "timeouts", rows) if "timeouts" in source.arrays else None
-    obs = _table(source, "observations", rows)
-    actions = _table(source, "actions", rows)
-    next_obs = _table(source, "next_observations", rows, like=obs)
-    listed = ENDS in source.arrays
-    if next_obs is not None and not listed and not _informative(terminals, timeouts, obs, next_obs):
+    if {*columns.guessed} - D4RL or columns.matched:
+        warnings[:0] = columns.taken()
+    reward = columns.one("reward")
+    if reward is None:
+        warnings.append("there is no reward: all are 0")
+    rewards = np.zeros(source.rows) if reward is None else source.numbers_of(reward)
+    lists = {} if source.ends is not None else _lists(source, warnings)
+    flags = read_flags(columns, source.numbers_of)
+    actions = {k: _joined(source, names) for k, names in columns.arrays["action"].items()}
+    next_obs = _next(source, obs)
+    infos = _infos(source, source.rows)
+    split = None if lists or source.ends is not None else _split_by_ids(source, flags, warnings)
+    if split is not None and split.order is not None:
+        obs, actions = _taken(obs, split.order), _taken(actions, split.order)
+        next_obs = None if next_obs is None else _taken(next_obs, split.order)
+        infos, flags = _taken(infos, split.order), _taken(flags, split.order)
+        rewards = rewards[split.order]
+    ends = split.ends if split is not None else source.ends
+    if ends is None and lists:
+        ends = next(iter(lists.values()))
+    sure = source.ends is not None or ENDS in lists
+    if next_obs is not None and not sure and not _informative(_every(flags, ends), obs, next_obs):
         warnings.append("next_observations are the shifted rows: final observations are unknown")
         next_obs = None
-    infos = _infos(source, rows)
+    if ends is not None:
+        check_inside(flags, columns, Split(ends, []))
+    elif {"done", "first"} & flags.keys():
+        ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
+    elif "terminated" not in {*flags, *columns.given} and not (options.max_steps and not flags):
+        raise missing("terminated", source)
+    else:
+        terminals = flags.get("terminated", np.zeros(source.rows, np.bool_))
+        timeouts = flags.get("truncated")
+        marks = terminals if timeouts is None else terminals | timeouts
+        check_masks(source, columns, marks, flags)
+        ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
+        final = np.zeros(source.rows, np.bool_)
+        final[ends] = True
+        check_sources(source, columns, final)
+        if in_flags:
+            infos["terminals"] = terminals
+    warn_of_done(flags, columns, warnings)
+    if "terminated" not in flags and "done" not in flags and flags:
+        warnings.append("nothing says that an episode was terminated: all are truncated")
     rounding = rounded("rewards", rewards, np.float32)
     with np.errstate(over="ignore"):
-        rewards = rewards.astype(np.float32)
-    _finite("rewards", rewards)
-    if listed:
-        ends, in_flags = _listed_ends(source, terminals, timeouts), False
-    else:
-        ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
-    if in_flags:
-        infos["terminals"] = terminals
+        stored = rewards.astype(np.float32)
+    finite("rewards", stored, split)
+    obs = in_order(options.spec, source, "observation", obs, warnings)
+    actions = in_order(options.spec, source, "action", actions, warnings)
+    if next_obs is not None:
+        next_obs = in_order(options.spec, source, "observation", next_obs, [])
+    for name, arrays in (("observations", obs), ("actions", actions)):
+        for key, array in arrays.items():
+            finite(name if len(arrays) == 1 else f"{name}/{key}", array, split)
     spec = choose_spec(obs, actions, next_obs, infos, source, options, warnings)
+    # Converted one by one, so that the file's arrays go as theirs come.
+    source.arrays.clear()
     obs, actions, next_obs, infos = fit(
         spec, obs, actions, next_obs, infos, source.dropped, warnings
     )
     warnings += [rounding] if rounding else []
     warnings += _left_out(source, options)
-    for name, array in (("observations", obs), ("actions", actions)):
-        _finite(name, array)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    terminated = terminals[ends]
-    cut = timeouts[ends] if listed and timeouts is not None else np.ones(len(ends), np.bool_)
+    terminated = terminated_at(flags, ends)
+    exported = ENDS in lists and "truncated" in flags
+    cut = flags["truncated"][ends] if exported else np.ones(len(ends), np.bool_)
     return Plan(
         spec,
         obs,
         actions,
-        rewards,
+        stored,
         next_obs,
         infos,
         starts,
@@ -151,15 +198,16 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
 def trajectories(found: Plan, options: ImportOptions) -> Iterator[Trajectory]:
     """The episodes in file order. Raises `ImportRefused` for an invalid one."""
     source = f"{options.format}:{options.sha256}"
-    observation, action = next(iter(found.spec.observations)), next(iter(found.spec.actions))
     for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
         stop = end + 1
-        obs = found.obs[start:stop]
-        last = obs[-1:] if found.next_obs is None else found.next_obs[end:stop]
+        finals = found.obs if found.next_obs is None else found.next_obs
         try:
             yield Trajectory(
-                obs={observation: np.concatenate([obs, last])},
-                actions={action: found.actions[start:stop]},
+                obs={
+                    key: np.concatenate([array[start:stop], finals[key][end:stop]])
+                    for key, array in found.obs.items()
+                },
+                actions={key: array[start:stop] for key, array in found.actions.items()},
                 rewards=found.rewards[start:stop],
                 terminated=bool(found.terminated[index]),
                 truncated=bool(found.truncated[index]),
@@ -193,8 +241,8 @@ def trajectory_id(options: ImportOptions, index: int) -> str:
 def _split(
     terminals: NDArray[np.bool_],
     timeouts: NDArray[np.bool_] | None,
-    obs: Array,
-    next_obs: Array | None,
+    obs: dict[str, Array],
+    next_obs: dict[str, Array] | None,
     max_steps: int,
     warnings: list[str],
 ) -> tuple[NDArray[np.int64], bool]:
@@ -205,7 +253,7 @@ def _split(
     candidates = np.flatnonzero(terminals[:-1] & ~outs[:-1])
     inside = np.zeros(0, np.int64)
     if next_obs is not None:
-        inside = candidates[_same(obs[candidates + 1], next_obs[candidates])]
+        inside = candidates[_same(obs, candidates + 1, next_obs, candidates)]
     elif len(candidates) and bool(outs.any()) and _flags_only(terminals, outs, obs, candidates):
         inside = candidates
     ends[inside] = False
@@ -233,11 +281,8 @@ def _split(
     return np.flatnonzero(ends), len(inside) > 0
 
 
-def _listed_ends(
-    source: RawFile, terminals: NDArray[np.bool_], timeouts: NDArray[np.bool_] | None
-) -> NDArray[np.int64]:
-    """The last row of each episode, as the file lists them. Raises `ImportRefused`."""
-    ends, rows = source.arrays[ENDS], len(terminals)
+def _listed_ends(ends: Array, rows: int) -> NDArray[np.int64]:
+    """The last row of each episode, as an exported file lists them. Raises `ImportRefused`."""
     if (
         ends.dtype.kind not in "iu"
         or ends.ndim != 1
@@ -251,19 +296,56 @@ def _listed_ends(
             expected=f"ascending integers, the last of them {rows - 1}",
             got=f"{ends.dtype} {list(ends.shape)}",
         )
-    ends = ends.astype(np.int64)
-    inside = terminals if timeouts is None else terminals | timeouts
-    if int(np.count_nonzero(inside)) != int(np.count_nonzero(inside[ends])):
-        raise ImportRefused(
-            f"terminals or timeouts are set where {ENDS} has no end",
-            expected="flags at ends only",
-            got=f"row {int(np.setdiff1d(np.flatnonzero(inside), ends)[0])}",
-        )
-    return ends
+    return ends.astype(np.int64)
+
+
+def _lists(source: RawFile, warnings: list[str]) -> dict[str, NDArray[np.int64]]:
+    """Where arrays list the ends, starts or lengths of episodes, the last row of each; all must
+    agree. Raises `ImportRefused`."""
+    found: dict[str, NDArray[np.int64]] = {}
+    if ENDS in source.arrays and "episode" not in source.map.given:
+        found[ENDS] = _listed_ends(source.arrays[ENDS], source.rows)
+    for name in listed_ends(source.map, source.arrays, source.rows):
+        ends = ends_of_list(name, source.arrays[name], source.rows)
+        if ends is None:
+            warnings.append(f"not read: {name}, which does not add up to {source.rows}")
+            continue
+        for other, known in found.items():
+            if not np.array_equal(ends, known):
+                raise ImportRefused(
+                    f"{name[:100]} and {other[:100]} list other episodes",
+                    expected="the same, or columns=episode=, done= or first= for what counts",
+                    got=f"{len(ends)} and {len(known)}",
+                )
+        found[name] = ends
+        warnings.append(f"episodes are those of {name}")
+    return found
+
+
+def _split_by_ids(source: RawFile, flags: Flags, warnings: list[str]) -> Split | None:
+    if not source.map.episode:
+        return None
+    return split_by_ids(source, source.map, warnings, lengths=not flags)
+
+
+def _every(flags: Flags, ends: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    """Rows that are known to be ends."""
+    marks = np.zeros(max((len(f) for f in flags.values()), default=0), np.bool_)
+    if ends is not None:
+        marks = np.zeros(int(ends[-1]) + 1, np.bool_)
+        marks[ends] = True
+    elif "done" in flags:
+        marks = flags["done"]
+    elif "first" in flags:
+        marks = np.append(flags["first"][1:], True)
+    else:
+        for flag in flags.values():
+            marks = marks | flag
+    return marks
 
 
 def _informative(
-    terminals: NDArray[np.bool_], timeouts: NDArray[np.bool_] | None, obs: Array, next_obs: Array
+    marks: NDArray[np.bool_], obs: dict[str, Array], next_obs: dict[str, Array]
 ) -> bool:
     """Whether next_observations differ from the next row anywhere.
 
@@ -271,19 +353,19 @@ def _informative(
     episode's first observation, which is wrong. Where they differ, but not at an end, the ends are
     marked at wrong rows (antmaze v0), which is another mistake.
     """
-    ends = np.flatnonzero((terminals if timeouts is None else terminals | timeouts)[:-1])
-    if len(ends) == 0 or not bool(_same(obs[ends + 1], next_obs[ends]).all()):
+    ends = np.flatnonzero(marks[:-1])
+    if len(ends) == 0 or not bool(_same(obs, ends + 1, next_obs, ends).all()):
         return True
     return any(
-        not bool(_same(obs[start + 1 : stop + 1], next_obs[start:stop]).all())
-        for start, stop in _blocks(len(obs) - 1)
+        not bool(_same(obs, slice(start + 1, stop + 1), next_obs, slice(start, stop)).all())
+        for start, stop in _blocks(len(next(iter(obs.values()))) - 1)
     )
 
 
 def _flags_only(
     terminals: NDArray[np.bool_],
     timeouts: NDArray[np.bool_],
-    obs: Array,
+    obs: dict[str, Array],
     candidates: NDArray[np.int64],
 ) -> bool:
     """Whether this file's terminals are mere flags, decided without next_observations.
@@ -299,9 +381,10 @@ def _flags_only(
         in_run[shift : len(alone) - 2 + shift] |= triple
     if int(np.count_nonzero(in_run)) * 2 > int(np.count_nonzero(alone)):
         return True
-    flat = obs.reshape(len(obs), -1)
-    if flat.shape[1] > 512 or flat.dtype.kind != "f":
+    vectors = [array.reshape(len(array), -1) for array in obs.values() if array.dtype.kind == "f"]
+    if not vectors or sum(array.shape[1] for array in vectors) > 512:
         return False
+    flat = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
     moves = np.abs(np.diff(flat, axis=0))
     within = moves[~(terminals | timeouts)[:-1]]
     if len(within) < 100:
@@ -326,10 +409,19 @@ def _cut(ends: NDArray[np.bool_], max_steps: int) -> None:
             count = 0
 
 
-def _same(a: Array, b: Array) -> NDArray[np.bool_]:
-    """Row by row: equal up to rounding."""
-    near = a == b if a.dtype.kind != "f" else np.abs(a - b) <= 1e-6 * np.maximum(1.0, np.abs(a))
-    return np.asarray(near.all(axis=tuple(range(1, near.ndim))))
+def _same(
+    a: dict[str, Array],
+    rows: slice | NDArray[np.int64],
+    b: dict[str, Array],
+    others: slice | NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Row by row: equal up to rounding, in every array."""
+    equal: list[NDArray[np.bool_]] = []
+    for key in a:
+        x, y = a[key][rows], b[key][others]
+        near = x == y if x.dtype.kind != "f" else np.abs(x - y) <= 1e-6 * np.maximum(1.0, np.abs(x))
+        equal.append(np.asarray(near.all(axis=tuple(range(1, near.ndim)))))
+    return np.asarray(np.logical_and.reduce(equal))
 
 
 def _blocks(rows: int) -> Iterator[tuple[int, int]]:
@@ -337,14 +429,17 @@ def _blocks(rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _warn_of_jumps(
-    obs: Array, next_obs: Array | None, ends: NDArray[np.bool_], warnings: list[str]
+    obs: dict[str, Array],
+    next_obs: dict[str, Array] | None,
+    ends: NDArray[np.bool_],
+    warnings: list[str],
 ) -> None:
     """Warn of rows in an episode that do not follow from the row before (antmaze v0's timeouts)."""
     if next_obs is None:
         return
     broken = 0
     for start, stop in _blocks(len(ends) - 1):
-        apart = ~_same(obs[start + 1 : stop + 1], next_obs[start:stop])
+        apart = ~_same(obs, slice(start + 1, stop + 1), next_obs, slice(start, stop))
         broken += int(np.count_nonzero(apart & ~ends[start:stop]))
     if broken:
         warnings.append(
@@ -356,23 +451,20 @@ def _warn_of_jumps(
 # --- the arrays -----------------------------------------------------------------------------------
 
 
-def _rows(array: Array) -> int:
-    if array.ndim < 1:
-        raise ImportRefused("observations", expected="an array [N, …]", got="a scalar")
-    return len(array)
+def _joined(source: RawFile, names: Sequence[str]) -> Array:
+    """An array [N, …]; several are one vector."""
+    arrays = [_table(source, name) for name in names]
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([array.reshape(source.rows, -1) for array in arrays], axis=1)
 
 
-def _native(array: Array) -> Array:
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
-
-
-def _table(source: RawFile, name: str, rows: int, *, like: Array | None = None) -> Any:
-    """An array [N, …]; with `like`, of the same shape and type, or None if it is missing."""
-    if name not in source.arrays:
-        return None
-    array = source.arrays.pop(name)
+def _table(source: RawFile, name: str) -> Array:
+    array, rows = source.arrays[name], source.rows
     check_dtype(name, array.dtype)
-    if array.ndim < 1 or len(array) != rows:
+    if array.ndim < 1:
+        raise ImportRefused(name, expected="an array [N, …]", got="a scalar")
+    if len(array) != rows:
         raise ImportRefused(
             f"{name} has the wrong length",
             expected=f"{pluralize(rows, 'row')}, as observations has",
@@ -380,32 +472,51 @@ def _table(source: RawFile, name: str, rows: int, *, like: Array | None = None) 
         )
     if array.ndim > 5:
         raise ImportRefused(f"{name} has too many dimensions", expected="≤ 5", got=str(array.shape))
-    if like is not None and (array.shape != like.shape):
+    if array.size == 0 and rows:
         raise ImportRefused(
-            f"{name} has the wrong shape", expected=str(like.shape), got=str(array.shape)
+            f"{name} has no elements", expected="at least one in each row", got=str(array.shape)
         )
-    if like is not None and array.dtype != like.dtype:
-        array = array.astype(like.dtype)
-    return _native(array)
+    return native(array)
 
 
-def _column(source: RawFile, name: str, rows: int) -> Array:
-    """An array [N], or [N, 1]."""
-    array = source.arrays[name]
-    check_dtype(name, array.dtype)
-    if array.shape == (rows, 1):
-        array = array[:, 0]
-    if array.shape != (rows,):
+def _next(source: RawFile, obs: dict[str, Array]) -> dict[str, Array] | None:
+    """The next observations, in the shapes and types of the observations."""
+    columns = source.map.arrays["next_observation"]
+    if not columns:
+        return None
+    if columns.keys() != obs.keys():
         raise ImportRefused(
-            f"{name} has the wrong length",
-            expected=f"[{rows}] or [{rows}, 1], as observations has {pluralize(rows, 'row')}",
-            got=f"shape {array.shape}",
+            "next_observation and observation have other names",
+            expected=f"{', '.join(obs)}; or columns=next_observation=",
+            got=", ".join(columns),
         )
-    return _native(array)
+    found = {}
+    for key, names in columns.items():
+        array = _joined(source, names)
+        if array.shape != obs[key].shape:
+            raise ImportRefused(
+                f"{names[0]} has the wrong shape",
+                expected=str(obs[key].shape),
+                got=str(array.shape),
+            )
+        found[key] = array.astype(obs[key].dtype, copy=False)
+    return found
 
 
-def _flags(source: RawFile, name: str, rows: int) -> NDArray[np.bool_]:
-    return as_flags(name, _column(source, name, rows))
+def _rename(columns: ColumnMap, spec: EnvSpec) -> None:
+    """A lone array has the name of the lone one of the spec."""
+    for role, spaces in (
+        ("observation", spec.observations),
+        ("next_observation", spec.observations),
+        ("action", spec.actions),
+    ):
+        arrays = columns.arrays[role]
+        if len(arrays) == len(spaces) == 1:
+            columns.arrays[role] = dict(zip(spaces, arrays.values(), strict=True))
+
+
+def _taken(arrays: dict[str, Array], order: NDArray[np.int64]) -> dict[str, Array]:
+    return {key: array[order] for key, array in arrays.items()}
 
 
 def _infos(source: RawFile, rows: int) -> dict[str, Array]:
@@ -415,7 +526,7 @@ def _infos(source: RawFile, rows: int) -> dict[str, Array]:
         if why := _unkeepable(name, array, rows):
             source.dropped[name] = why
         else:
-            kept[name] = _native(array)
+            kept[name] = native(array)
     return kept
 
 
@@ -449,9 +560,15 @@ def _left_out(source: RawFile, options: ImportOptions) -> list[str]:
     return lines
 
 
-def _finite(name: str, array: Array) -> None:
-    if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
-        bad = int(np.count_nonzero(~np.isfinite(array)))
+def finite(name: str, array: Array, split: Split | None) -> None:
+    """Refuse NaN and infinity, with the row of the file."""
+    if array.dtype.kind == "f" and not all_finite(array):
+        invalid = ~np.isfinite(array.reshape(len(array), -1))
+        row = int(invalid.any(axis=1).argmax())
+        if split is not None and split.order is not None:
+            row = int(split.order[row])
         raise ImportRefused(
-            f"{name} contains invalid numbers", expected="finite", got=f"{bad} NaN or infinite"
+            f"{name} contains invalid numbers",
+            expected="finite",
+            got=f"{int(invalid.sum())} NaN or infinite, the first in row {row}",
         )

@@ -1,4 +1,4 @@
-"""D4RL's HDF5 and npz files → trajectories: one long table each (episodes.py)."""
+"""HDF5 and npz files of flat arrays → trajectories: one long table each (episodes.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reading(
 ) -> Iterator[Reading]:
     """Raises `ImportRefused`."""
     reader = npz.read if options.format == "npz" else hdf5.read
-    source = reader(file, options.size, memory, options.drop_infos)
+    source = reader(file, options.size, memory, options.drop_infos, options.columns)
     plan = episodes.plan(source, options, max_rows)
     found = Reading(
         format=options.format,

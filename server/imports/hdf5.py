@@ -1,29 +1,28 @@
 """A D4RL HDF5 file → RawFile. Untrusted: runs only in the sandbox, from an open descriptor.
 
-Checks every link before following it: only hard links inside the file, plain numbers, known
-filters, limited sizes. Other infos are not read, only listed. Then reads the known arrays whole
-(D4RL's chunks are column-shaped, so slices of rows would decompress everything repeatedly).
+Checks every link before following it: only hard links inside the file, limited sizes. What has a
+role (flat_arrays.py) has plain numbers and known filters, and is read whole (D4RL's chunks are
+column-shaped, so slices of rows would decompress everything repeatedly); other arrays are listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
+from server.imports.flat_arrays import ENDS, SPEC, RawFile, info_name, read_arrays
 from server.imports.raw_file import (
     MAX_MEMBERS,
-    OPTIONAL,
-    REQUIRED,
+    Array,
     ImportRefused,
-    RawFile,
     check_dtype,
     check_magic,
     check_size,
-    info_name,
-    read_arrays,
+    plain,
     why_dropped,
 )
 
@@ -32,21 +31,60 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 MAX_DEPTH = 8
 
 
-def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
-    """Read the whole file. Raises `ImportRefused`."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One array of the file (flat_arrays.py)."""
+
+    name: str
+    dataset: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.dataset.shape or ())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        found: np.dtype[Any] = self.dataset.dtype
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.dataset.shape is None else int(self.dataset.nbytes)
+
+    def read(self, *, texts: bool = False) -> Array:
+        if self.dataset.shape is None:
+            raise ImportRefused(f"{self.name[:200]} is empty", expected="an array", got="no shape")
+        if (code := unknown_filter(self.dataset)) is not None:
+            raise ImportRefused(
+                f"{self.name[:200]} uses an unknown filter",
+                expected=", ".join(FILTERS.values()),
+                got=f"filter {code}",
+            )
+        if texts and h5py.check_string_dtype(self.dataset.dtype) is not None:
+            return np.asarray(self.dataset.asstr(errors="replace")[()])
+        check_dtype(self.name[:200], self.dataset.dtype)
+        return np.asarray(self.dataset[()])
+
+
+def read(
+    file: BinaryIO,
+    size: int,
+    memory: int,
+    drop: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> RawFile:
+    """Read what has a role. Raises `ImportRefused`."""
     check_magic(file, MAGIC, "an HDF5 file", "a D4RL-layout .hdf5 file")
     try:
         with h5py.File(file, "r") as h5:
             source = RawFile()
-            found = dict(_walk(h5, source, drop))
-            needed = sum(int(d.nbytes) for name, d in found.items() if _wanted(name))
-            check_size(sum(int(d.nbytes) for d in found.values()), size, 1 << 62)
-            check_size(needed, size, memory)
-            for name in [n for n in found if n.startswith("metadata/") and not _wanted(n)]:
-                dataset = found.pop(name)
-                if len(source.metadata) < 64:
+            found = {name: Member(name, dataset) for name, dataset in _walk(h5, source, drop)}
+            check_size(sum(member.nbytes for member in found.values()), size, 1 << 62)
+            for name in [n for n in found if n.startswith("metadata/") and n not in (ENDS, SPEC)]:
+                dataset = found.pop(name).dataset
+                if _described(dataset) and len(source.metadata) < 64:
                     source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)
-            read_arrays(source, found, lambda _, dataset: np.asarray(dataset[()]))
+            read_arrays(source, found, columns, size, memory)
             return source
     except ImportRefused:
         raise
@@ -59,8 +97,8 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
 
 
 def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every dataset to read below `group`; checks each link before following it. Dropped infos go
-    into `source.dropped`."""
+    """Every dataset below `group`; checks each link before following it. Dropped infos go into
+    `source.dropped`."""
     seen = 0
     stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
     visited = {h5py.h5o.get_info(group.id).addr}
@@ -98,8 +136,8 @@ def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[t
             elif (info := info_name(full)) is not None and (why := _unfit(full, child, drop)):
                 source.dropped[info] = why
             elif isinstance(child, h5py.Dataset):
-                if _readable(full, child):
-                    yield full, child
+                check_place(full, child)
+                yield full, child
             else:
                 raise ImportRefused(
                     f"{full[:200]} is not an array",
@@ -139,25 +177,16 @@ def unknown_filter(dataset: h5py.Dataset) -> int | None:
     return next((int(code) for code in codes if code not in FILTERS), None)
 
 
-def _readable(name: str, dataset: h5py.Dataset) -> bool:
-    """Check one dataset; False for a harmless one that is ignored (texts in metadata)."""
-    check_place(name, dataset)
-    kind = dataset.dtype
-    described = name.startswith("metadata/")
-    if described and (kind.kind == "S" or h5py.check_string_dtype(kind) is not None):
-        return bool(kind.kind == "S" and dataset.shape == () and kind.itemsize <= 4096)
-    check_dtype(name[:200], kind)
-    if (code := unknown_filter(dataset)) is not None:
-        raise ImportRefused(
-            f"{name[:200]} uses an unknown filter",
-            expected=", ".join(FILTERS.values()),
-            got=f"filter {code}",
-        )
-    return True
-
-
-def _wanted(name: str) -> bool:
-    return name in REQUIRED or name in OPTIONAL or info_name(name) is not None
+def _described(dataset: h5py.Dataset) -> bool:
+    """Whether something in metadata can be said: numbers, and short texts of a fixed length."""
+    try:
+        kind = dataset.dtype
+    except TypeError:
+        return False
+    if dataset.shape is None or unknown_filter(dataset) is not None:
+        return False
+    text = kind.kind == "S" and dataset.shape == () and kind.itemsize <= 4096
+    return bool(text) or plain(kind)
 
 
 def _scalar(dataset: Any) -> Any:

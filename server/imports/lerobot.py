@@ -24,7 +24,14 @@ import numpy as np
 
 from server.imports import named
 from server.imports.archive import Archive
-from server.imports.column_map import ColumnMap, Columns, array_key, column_map, shown
+from server.imports.column_map import (
+    PADDING,
+    ColumnMap,
+    Columns,
+    array_key,
+    column_map,
+    shown,
+)
 from server.imports.hf_card import read_about
 from server.imports.named import About, Leaf
 from server.imports.parquet import reported
@@ -79,6 +86,7 @@ def reading(
         elif SPEC in archive.names and not options.columns:
             kept = Kept(archive, options, memory, max_rows)
         preset = _columns(list(features)) if kept is None else kept.columns(list(features))
+        preset.element_names = {name: _names(feature) for name, feature in features.items()}
         if "reward" not in preset.single:
             options = replace(options, columns=("reward=", *options.columns))
         columns = column_map([*table.columns, *filmed], options.columns, preset)
@@ -145,6 +153,7 @@ class LeRobotEpisodes(TableEpisodes):
     tags."""
 
     tasks: Mapping[int, str] = MappingProxyType({})
+    own = OWN
 
     def __init__(
         self,
@@ -249,7 +258,8 @@ def _features(info: dict[str, Any]) -> dict[str, Any]:
     if not version.startswith("v3."):
         raise ImportRefused(
             "another version of LeRobot's format",
-            expected="codebase_version v3.0 (LeRobot converts older ones)",
+            expected="codebase_version v3.0, which LeRobot's convert_dataset_v21_to_v30 makes; "
+            "or stepwell import FOLDER --format parquet, which reads the data without videos",
             got=version[:50] or "none",
         )
     for name in ("data_path", "video_path"):
@@ -271,12 +281,23 @@ def _fps(info: dict[str, Any]) -> float:
     return float(fps)
 
 
+def _names(feature: dict[str, Any]) -> Columns:
+    """Of the elements of a vector: a list, or one below "motors", "axes", …"""
+    names = feature.get("names")
+    if isinstance(names, dict) and len(names) == 1:
+        (names,) = names.values()
+    if not isinstance(names, list) or feature.get("shape") != [len(names)]:
+        return ()
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()
+
+
 def _columns(features: list[str]) -> ColumnMap:
     """The roles that LeRobot's names of features have."""
     found = ColumnMap()
     known = {*OWN, *ROLES.values()}
     for role, default in (("observation", DEFAULT_OBSERVATION), ("action", DEFAULT_ACTION)):
         names = [n for n in features if n == role or n.startswith(f"{role}.")]
+        names = [name for name in names if not name.endswith(PADDING)]
         known |= {*names}
         for name in names:
             key = array_key(name.partition(".")[2]) if len(names) > 1 else default

@@ -77,6 +77,7 @@ class ArrowEpisodes:
             self._parts.setdefault(number, []).append(name)
         for number in self._parts:
             self._survey(number, options)
+        self.layout.check_skipped()
 
     def declared(self, what: str) -> Mapping[str, Declared]:
         return self._declared[f"{what}s"]
@@ -134,6 +135,9 @@ class ArrowEpisodes:
                 )
         steps = len(columns["rewards"].values) - 1
         said = self._said(number).get("total_steps", steps)
+        if steps == said == 0:
+            self.layout.skipped += 1
+            return
         if steps < 1 or said != steps:
             raise ImportRefused(
                 f"{name} has a wrong number of rows",

@@ -1,6 +1,7 @@
 """Minari's HDF5 file: groups episode_0, episode_1, … Untrusted: runs only in the sandbox.
 
-    episode_<i>/observations     T+1 rows; nested groups for Dict, `_index_<k>` for Tuple
+    episode_<i>/observations     T+1 rows; nested groups for Dict, `_index_<k>` for Tuple; where an
+                                 array has only T rows, the final observation is unknown
                 actions          T rows, nested alike
                 rewards, terminations, truncations    T rows
                 infos/…          T+1 rows
@@ -31,6 +32,7 @@ from server.imports.raw_file import (
     plain,
     why_dropped,
 )
+from stepwell._plural import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 
@@ -47,7 +49,8 @@ class Hdf5Episodes:
         self, h5: h5py.File, metadata: Metadata, options: ImportOptions, memory: int
     ) -> None:
         self._h5, self._metadata = h5, metadata
-        self.layout = _survey(h5, options, memory)
+        self._short: set[int] = set()
+        self.layout = self._survey(options, memory)
 
     def declared(self, what: str) -> Mapping[str, Declared]:
         return self._metadata.declared(what)
@@ -63,11 +66,16 @@ class Hdf5Episodes:
         group = self._h5[f"episode_{number}"]
         dataset = group[leaf.path]
         if leaf.kind == "texts":
-            return np.asarray(dataset.asstr(errors="replace")[()], object)
-        if leaf.kind == "frames":
+            found = np.asarray(dataset.asstr(errors="replace")[()], object)
+        elif leaf.kind == "frames":
             frames = (frame.tobytes() for frame in dataset[()])
-            return pixels(f"episode_{number}/{leaf.path}", frames)
-        return np.asarray(dataset[()])
+            found = pixels(f"episode_{number}/{leaf.path}", frames)
+        else:
+            found = np.asarray(dataset[()])
+        if number in self._short and leaf.path.split("/")[0] != "actions":
+            steps = len(group["rewards"])
+            return np.concatenate([found[:steps], found[steps - 1 : steps]])
+        return found
 
     def about(self, number: int) -> About:
         group, name = self._h5[f"episode_{number}"], f"episode_{number}"
@@ -78,9 +86,109 @@ class Hdf5Episodes:
             rewards=np.asarray(group["rewards"][()]),
             terminated=terminated,
             truncated=truncated,
-            final_obs_valid=bool(group.attrs.get("final_obs_valid", True)),
+            final_obs_valid=bool(group.attrs.get("final_obs_valid", True))
+            and number not in self._short,
             metadata=TrajectoryMetadata(seed=_seed(group)),
         )
+
+    def _survey(self, options: ImportOptions, memory: int) -> Layout:
+        """Check every episode's arrays without reading them. Raises `ImportRefused`."""
+        layout, h5 = Layout(), self._h5
+        if len(h5) > MAX_EPISODES:
+            raise ImportRefused("too many episodes", expected=f"≤ {MAX_EPISODES}", got=len(h5))
+        numbers, others = [], []
+        for name in h5:
+            match = EPISODE.fullmatch(name)
+            if match is None or name != f"episode_{int(match[1])}":
+                others.append(str(name)[:80])
+            else:
+                numbers.append(int(match[1]))
+        if not numbers:
+            raise ImportRefused(
+                "not a Minari file",
+                expected="groups episode_0, episode_1, …",
+                got=", ".join(others),
+            )
+        if others:
+            layout.warnings.append("not read: " + ", ".join(sorted(others)[:20]))
+        logical = 0
+        for number in sorted(numbers):
+            name = f"episode_{number}"
+            link = h5.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink) or not isinstance(h5[name], h5py.Group):
+                raise ImportRefused(f"{name} is not a group of the file itself")
+            logical += self._episode(h5[name], number, layout, memory, options)
+        layout.check_skipped()
+        if self._short:
+            count = pluralize(len(self._short), "episode")
+            layout.warnings.append(f"{count} without a final observation: it is unknown")
+        check_size(logical, options.size, 1 << 62)
+        return layout
+
+    def _episode(
+        self, group: h5py.Group, number: int, layout: Layout, memory: int, options: ImportOptions
+    ) -> int:
+        """Check one episode against those before it; returns its bytes unpacked."""
+        name = f"episode_{number}"
+        for member in ("observations", "actions", *COLUMNS):
+            if member not in group:
+                raise ImportRefused(
+                    f"{name} lacks {member}",
+                    expected=", ".join(("observations", "actions", *COLUMNS)),
+                    got=", ".join(sorted(map(str, group)))[:200],
+                )
+        found = dict(_datasets(group, name))
+        for column in COLUMNS:
+            dataset = found.get(column)
+            if dataset is None or len(dataset.shape) != 1 or not plain(dataset.dtype):
+                raise ImportRefused(f"{name}/{column}", expected="an array [T] of numbers")
+        steps = len(found["rewards"])
+        said = group.attrs.get("total_steps", steps)
+        if said != steps:
+            raise ImportRefused(
+                f"{name} has a wrong number of steps", expected=f"total_steps = {said}", got=steps
+            )
+        if not steps:
+            layout.skipped += 1
+            return 0
+        if _lacks_final(found, steps):
+            self._short.add(number)
+        defaults = {"observations": DEFAULT_OBSERVATION, "actions": DEFAULT_ACTION, "infos": ""}
+        here: dict[str, dict[str, Leaf]] = {what: {} for what in defaults}
+        logical = 0
+        for path, dataset in found.items():
+            top, *parts = path.split("/")
+            rows = steps + 1 if top in ("observations", "infos") else steps
+            why = ""
+            fits = (rows, steps) if rows > steps and number in self._short else (rows,)
+            if not dataset.shape or len(dataset) not in fits:
+                why = f"shape {dataset.shape}, not {rows} rows"
+            elif (code := unknown_filter(dataset)) is not None:
+                why = f"unknown filter {code}"
+            logical += dataset.nbytes
+            if top in here:
+                tuple_member = parts[:1] and parts[0].startswith("_index_")
+                key = defaults[top] if not parts or tuple_member else ""
+                for part in parts:
+                    key = join(key, part.removeprefix("_index_"))
+                if top == "infos":
+                    why = why_dropped(key, options.drop_infos) or why
+                leaf, problem = _leaf(path, dataset)
+                why = why or problem
+                if top == "infos" and leaf is not None and leaf.kind != "numbers":
+                    why = why or "not plain numbers"
+                if leaf is not None and not why:
+                    here[top][key] = leaf
+                    continue
+                if top == "infos":
+                    layout.dropped[key] = why
+                    continue
+            if why:
+                raise ImportRefused(f"{name}/{path}: {why}", expected=f"{rows} rows of numbers")
+        if logical > memory:
+            check_size(logical, logical, memory)
+        layout.add(number, steps, name, here["observations"], here["actions"], here["infos"])
+        return logical
 
 
 def opened(main: BinaryIO) -> h5py.File:
@@ -97,93 +205,11 @@ def damaged(error: BaseException, size: int) -> ImportRefused:
     )
 
 
-def _survey(h5: h5py.File, options: ImportOptions, memory: int) -> Layout:
-    """Check every episode's arrays without reading them. Raises `ImportRefused`."""
-    layout = Layout()
-    if len(h5) > MAX_EPISODES:
-        raise ImportRefused("too many episodes", expected=f"≤ {MAX_EPISODES}", got=len(h5))
-    numbers, others = [], []
-    for name in h5:
-        match = EPISODE.fullmatch(name)
-        if match is None or name != f"episode_{int(match[1])}":
-            others.append(str(name)[:80])
-        else:
-            numbers.append(int(match[1]))
-    if not numbers:
-        raise ImportRefused(
-            "not a Minari file", expected="groups episode_0, episode_1, …", got=", ".join(others)
-        )
-    if others:
-        layout.warnings.append("not read: " + ", ".join(sorted(others)[:20]))
-    logical = 0
-    for number in sorted(numbers):
-        name = f"episode_{number}"
-        link = h5.get(name, getlink=True)
-        if not isinstance(link, h5py.HardLink) or not isinstance(h5[name], h5py.Group):
-            raise ImportRefused(f"{name} is not a group of the file itself")
-        logical += _episode(h5[name], number, layout, memory, options)
-    check_size(logical, options.size, 1 << 62)
-    return layout
-
-
-def _episode(
-    group: h5py.Group, number: int, layout: Layout, memory: int, options: ImportOptions
-) -> int:
-    """Check one episode against those before it; returns its bytes unpacked."""
-    name = f"episode_{number}"
-    for member in ("observations", "actions", *COLUMNS):
-        if member not in group:
-            raise ImportRefused(
-                f"{name} lacks {member}",
-                expected=", ".join(("observations", "actions", *COLUMNS)),
-                got=", ".join(sorted(map(str, group)))[:200],
-            )
-    found = dict(_datasets(group, name))
-    for column in COLUMNS:
-        dataset = found.get(column)
-        if dataset is None or len(dataset.shape) != 1 or not plain(dataset.dtype):
-            raise ImportRefused(f"{name}/{column}", expected="an array [T] of numbers")
-    steps = len(found["rewards"])
-    said = group.attrs.get("total_steps", steps)
-    if steps < 1 or said != steps:
-        raise ImportRefused(
-            f"{name} has a wrong number of steps", expected=f"total_steps = {said}", got=steps
-        )
-    defaults = {"observations": DEFAULT_OBSERVATION, "actions": DEFAULT_ACTION, "infos": ""}
-    here: dict[str, dict[str, Leaf]] = {what: {} for what in defaults}
-    logical = 0
-    for path, dataset in found.items():
-        top, *parts = path.split("/")
-        rows = steps + 1 if top in ("observations", "infos") else steps
-        why = ""
-        if not dataset.shape or len(dataset) != rows:
-            why = f"shape {dataset.shape}, not {rows} rows"
-        elif (code := unknown_filter(dataset)) is not None:
-            why = f"unknown filter {code}"
-        logical += dataset.nbytes
-        if top in here:
-            tuple_member = parts[:1] and parts[0].startswith("_index_")
-            key = defaults[top] if not parts or tuple_member else ""
-            for part in parts:
-                key = join(key, part.removeprefix("_index_"))
-            if top == "infos":
-                why = why_dropped(key, options.drop_infos) or why
-            leaf, problem = _leaf(path, dataset)
-            why = why or problem
-            if top == "infos" and leaf is not None and leaf.kind != "numbers":
-                why = why or "not plain numbers"
-            if leaf is not None and not why:
-                here[top][key] = leaf
-                continue
-            if top == "infos":
-                layout.dropped[key] = why
-                continue
-        if why:
-            raise ImportRefused(f"{name}/{path}: {why}", expected=f"{rows} rows of numbers")
-    if logical > memory:
-        check_size(logical, logical, memory)
-    layout.add(number, steps, name, here["observations"], here["actions"], here["infos"])
-    return logical
+def _lacks_final(found: Mapping[str, Any], steps: int) -> bool:
+    """Whether an observation has T rows, and all have T or T+1."""
+    observations = [d for path, d in found.items() if path.split("/")[0] == "observations"]
+    lengths = {len(dataset) if dataset.shape else 0 for dataset in observations}
+    return steps in lengths and lengths <= {steps, steps + 1}
 
 
 def _datasets(group: h5py.Group, name: str) -> Iterator[tuple[str, Any]]:

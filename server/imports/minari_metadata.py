@@ -69,7 +69,7 @@ class Metadata:
     def check_counts(self, layout: Layout) -> None:
         """Raises `ImportRefused` if episodes or steps are missing."""
         found = {
-            "total_episodes": (len(layout.episodes), "episode"),
+            "total_episodes": (len(layout.episodes) + layout.skipped, "episode"),
             "total_steps": (sum(steps for _, steps in layout.episodes), "step"),
         }
         for name, (count, word) in found.items():

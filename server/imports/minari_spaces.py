@@ -17,6 +17,7 @@ import numpy as np
 
 from server.imports.named import TEXT, Declared, join
 from server.imports.raw_file import ImportRefused
+from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 MAX_LEVELS = 8
@@ -41,7 +42,14 @@ def declared_spaces(text: Any, what: str, default: str) -> dict[str, Declared]:
 def _leaves(written: dict[str, Any], key: str, level: int) -> Iterator[tuple[str, Declared]]:
     kind = written["type"]
     if kind not in ("Dict", "Tuple"):
-        yield key, _space(written)
+        try:
+            yield key, _space(written)
+        except InvalidSpace as error:
+            raise ImportRefused(
+                f"the space of {key[:200]} in metadata.json: {error}",
+                expected=error.expected,
+                got=error.got,
+            ) from None
         return
     if level == MAX_LEVELS:
         raise ValueError(f"spaces nested deeper than {MAX_LEVELS}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from server.imports.episodes import trajectory_id
 from server.imports.raw_file import (
@@ -23,11 +24,27 @@ from server.imports.raw_file import (
     ImportRefused,
     Reading,
 )
-from server.imports.spec import action_space, cast, check_inside, fit_info, observation_space
+from server.imports.spec import (
+    action_space,
+    cast,
+    check_inside,
+    element_order,
+    fit_info,
+    fitting_names,
+    observation_space,
+)
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
 from stepwell.rounding import rounded
-from stepwell.spaces import Box, EnvSpec, MultiBinary, MultiDiscrete, Space, why_outside
+from stepwell.spaces import (
+    Box,
+    EnvSpec,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    all_finite,
+    why_outside,
+)
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from stepwell.vocabulary import Vocabulary, words_of
 
@@ -47,6 +64,8 @@ class Leaf:
     dtype: np.dtype[Any]
     kind: str = "numbers"
     """"numbers", "texts" or "frames" (encoded images)."""
+    names: tuple[str, ...] = ()
+    """Of the elements of a vector, where the file has them."""
 
 
 @dataclass(slots=True)
@@ -61,6 +80,21 @@ class Layout:
     dropped: dict[str, str] = field(default_factory=dict)
     """Infos that are not read: name → reason."""
     warnings: list[str] = field(default_factory=list)
+    skipped: int = 0
+    """Episodes without a step."""
+    orders: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Path → the elements of its vectors in the order of the dataset's names."""
+
+    def check_skipped(self) -> None:
+        """Tell of episodes without a step; raises `ImportRefused` if there are no others."""
+        if self.skipped and not self.episodes:
+            raise ImportRefused(
+                "no episode has a step",
+                expected="an episode with at least one",
+                got=pluralize(self.skipped, "episode"),
+            )
+        if self.skipped:
+            self.warnings.append(f"{pluralize(self.skipped, 'episode')} without a step left out")
 
     def add(
         self,
@@ -105,6 +139,8 @@ class About:
     final_obs_valid: bool = True
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
     """env, source and an empty episode_id are filled in."""
+    rows: NDArray[np.int64] | None = None
+    """[T]: where the file is a table, the row of each step."""
 
 
 class Episodes(Protocol):
@@ -136,6 +172,15 @@ def reading(
 ) -> Reading:
     """Check all arrays and choose the spec. Raises `ImportRefused`."""
     layout = source.layout
+    for key in [key for key, leaf in layout.infos.items() if leaf.shape and 0 in leaf.shape]:
+        layout.dropped[key] = f"rows of an invalid size (shape {layout.infos.pop(key).shape})"
+    for leaf in (*layout.observations.values(), *layout.actions.values()):
+        if leaf.shape and 0 in leaf.shape:
+            raise ImportRefused(
+                f"{leaf.path} has no elements",
+                expected="at least one in each row",
+                got=f"shape {list(leaf.shape)}",
+            )
     steps = sum(steps for _, steps in layout.episodes)
     if steps > max_rows:
         raise ImportRefused("too many steps", expected=f"≤ {max_rows}", got=steps)
@@ -198,6 +243,7 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
             }
             with np.errstate(over="ignore"):
                 rewards = np.asarray(about.rewards).astype(np.float32)
+            _check_finite(about, "rewards", rewards)
             said = about.metadata
             yield Trajectory(
                 obs=_fitted(source, number, layout.observations, spec.observations, spec, about),
@@ -228,6 +274,12 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
     layout = source.layout
     if options.spec is not None:
         _check_names(options.spec, layout)
+        for what, leaves in (("observation", layout.observations), ("action", layout.actions)):
+            for key, leaf in leaves.items():
+                known = options.spec.names.get(f"{what}/{key}", ())
+                order = element_order(f"{what}/{key}", known, leaf.names, layout.warnings)
+                if order is not None:
+                    layout.orders[leaf.path] = order
         return options.spec
     forced = any((options.observation, options.action, options.action_low, options.action_high))
     written = source.written_spec()
@@ -261,12 +313,18 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
         if any(leaf.dtype == np.float64 for leaf in leaves.values()):
             layout.warnings.append(f"{what}: float64 stored as float32")
     infos = {key: Box(leaf.shape or (), leaf.dtype.name) for key, leaf in layout.infos.items()}
+    names = {
+        f"{what}/{key}": leaf.names
+        for what, leaves in (("observation", layout.observations), ("action", layout.actions))
+        for key, leaf in leaves.items()
+    }
     return EnvSpec.of(
         observations,
         actions,
         infos=infos,
         env=options.env or source.env,
         vocabularies=vocabularies,
+        names=fitting_names(names, observations, actions),
     )
 
 
@@ -322,6 +380,8 @@ def _every(source: Episodes, leaf: Leaf, memory: int, *, enough: bool = False) -
     size, parts = 0, []
     for number, _ in episodes:
         parts.append(_number(source, number, leaf, f"episode {number}"))
+        if not all_finite(parts[-1]):
+            _check_finite(source.about(number), leaf.path, parts[-1])
         size += parts[-1].nbytes
         if size > memory:
             raise ImportRefused(
@@ -377,7 +437,9 @@ def _fitted(
                 )
             fitted[key] = _ids(source.rows(number, leaf), vocabulary, space.shape[0])
             continue
-        array = cast(where, _number(source, number, leaf, about.name), space)
+        array = _number(source, number, leaf, about.name)
+        _check_finite(about, leaf.path, array)
+        array = cast(where, array, space)
         if array.dtype.kind in "iu" or not isinstance(space, Box) or acts:
             check_inside(where, array, space)
         fitted[key] = array
@@ -393,7 +455,29 @@ def _number(source: Episodes, number: int, leaf: Leaf, name: str) -> Array:
     if leaf.kind == "texts":
         raise ImportRefused(f"{name}/{leaf.path} is a text", expected="numbers", got="texts")
     array = source.rows(number, leaf)
+    if (order := source.layout.orders.get(leaf.path)) is not None:
+        if array.shape[1:] != order.shape:
+            raise ImportRefused(
+                f"{name}/{leaf.path} has another shape than its names",
+                expected=list(order.shape),
+                got=list(array.shape[1:]),
+            )
+        array = array[:, order]
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _check_finite(about: About, path: str, array: Array) -> None:
+    if array.dtype.kind != "f" or all_finite(array):
+        return
+    invalid = ~np.isfinite(array.reshape(len(array), -1))
+    step = int(invalid.any(axis=1).argmax())
+    known = about.rows is not None and step < len(about.rows)
+    where = f"row {about.rows[step]}" if known and about.rows is not None else f"step {step}"
+    raise ImportRefused(
+        f"{about.name}/{path} contains invalid numbers",
+        expected="finite",
+        got=f"{int(invalid.sum())} NaN or infinite, the first in {where}",
+    )
 
 
 def _words(leaves: Mapping[str, Leaf]) -> str:

@@ -1,4 +1,4 @@
-"""An .npz with D4RL's names → RawFile: observations, actions, rewards, terminals, timeouts, …
+"""An .npz of flat arrays → RawFile (flat_arrays.py): observations, actions, rewards, terminals, …
 
 Untrusted: runs only in the sandbox. A zip member is unpacked only after its directory entry and its
 .npy header are checked; nothing is unpickled; names are keys, never paths.
@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from server.imports.archive import checked_members
+from server.imports.flat_arrays import RawFile, info_name, read_arrays
 from server.imports.raw_file import (
     Array,
     ImportRefused,
-    RawFile,
     check_dtype,
     check_magic,
     check_size,
-    info_name,
-    read_arrays,
     why_dropped,
 )
 
@@ -32,8 +31,42 @@ MAX_TEXT = 1 << 16
 _TEXTS = ("licence", "citation")
 
 
-def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
-    """Read the whole archive. Raises `ImportRefused`."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One array of the archive (flat_arrays.py)."""
+
+    name: str
+    archive: zipfile.ZipFile
+    info: zipfile.ZipInfo
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._header()[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._header()[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.info.file_size
+
+    def read(self, *, texts: bool = False) -> Array:
+        return array_of(self.archive, self.info, self.name, texts=texts)
+
+    def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        with self.archive.open(self.info) as member:
+            return _header(member, self.name)
+
+
+def read(
+    file: BinaryIO,
+    size: int,
+    memory: int,
+    drop: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> RawFile:
+    """Read what has a role. Raises `ImportRefused`."""
     check_magic(file, b"PK\x03\x04", "an .npz file", "a numpy .npz archive")
     try:
         with zipfile.ZipFile(file) as archive:
@@ -45,8 +78,9 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
                     source.dropped[info] = why
                     del members[name]
             source.metadata = {k: t for k in _TEXTS if (t := _text(archive, members, k))}
-            check_size(sum(m.file_size for m in members.values()), size, memory)
-            read_arrays(source, members, lambda name, member: array_of(archive, member, name))
+            check_size(sum(m.file_size for m in members.values()), size, 1 << 62)
+            found = {name: Member(name, archive, info) for name, info in members.items()}
+            read_arrays(source, found, columns, size, memory)
             return source
     except ImportRefused:
         raise
@@ -110,11 +144,14 @@ def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dty
     return shape, fortran, dtype
 
 
-def array_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
+def array_of(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, *, texts: bool = False
+) -> Array:
     """One array; checks the size in its header against the size in the directory."""
     with archive.open(info) as member:
         shape, _, dtype = _header(member, name)
-    check_dtype(name, dtype)
+    if not texts or dtype.kind not in "US":
+        check_dtype(name, dtype)
     if any(n < 0 for n in shape) or len(shape) > 8:
         raise ImportRefused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))
     wanted = math.prod(shape) * dtype.itemsize

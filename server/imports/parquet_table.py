@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.imports.arrow_file import ArrowFile, is_arrow
+from server.imports.ends import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
@@ -106,6 +107,10 @@ class Table:
         self._order = order
         self._cache.clear()
 
+    def file_order(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where rows `start … stop` are in the files."""
+        return np.arange(start, stop) if self._order is None else self._order[start:stop]
+
     def whole(self, column: str) -> pa.Array:
         """Every row of one column."""
         pieces = [self._group(column, number) for number in range(len(self._starts))]
@@ -137,6 +142,32 @@ class Table:
 
     def numbers(self, column: str, start: int, stop: int) -> Array:
         return as_numbers(column, self.slice(column, start, stop))
+
+    # --- what ends.py asks for --------------------------------------------------------------------
+
+    def numbers_of(self, name: str) -> Array:
+        return as_scalars(name, self.whole(name))
+
+    def ids(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        array = self.whole(name)
+        if array.null_count:
+            raise ImportRefused(
+                f"column {name[:100]} has empty cells",
+                expected="ids",
+                got=f"row {pc.index(array.is_null(), True).as_py()}",
+            )
+        if is_list(array.type) or pa.types.is_floating(array.type):
+            return factorized(name, as_scalars(name, array))
+        encoded = array.dictionary_encode()
+        names = [str(value)[:100] for value in encoded.dictionary.to_pylist()]
+        return encoded.indices.to_numpy().astype(np.int64), names
+
+    def is_scalar(self, name: str) -> bool:
+        type_ = _storage(self.types[name]) if name in self.types else pa.null()
+        if pa.types.is_dictionary(type_):
+            type_ = type_.value_type
+        checks = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string)
+        return any(check(type_) for check in (*checks, pa.types.is_decimal))
 
     def _group(self, column: str, number: int) -> pa.Array:
         if number >= len(self._starts):
@@ -202,6 +233,8 @@ def is_list(type_: pa.DataType) -> bool:
 def as_numbers(column: str, array: pa.Array) -> Array:
     """[rows, …], in the column's own type. Raises `ImportRefused`."""
     rows, array = len(array), _plain(array)
+    if pa.types.is_decimal(array.type):
+        array = _from_decimal(array)
     shape: list[int] = []
     while is_list(array.type):
         if array.null_count or len(shape) == MAX_DIMENSIONS:
@@ -236,6 +269,26 @@ def as_numbers(column: str, array: pa.Array) -> Array:
             got=str(array.type)[:100],
         )
     return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+
+
+def as_scalars(column: str, array: pa.Array) -> Array:
+    """[rows], of a column of numbers or of lists of one number."""
+    found = as_numbers(column, array)
+    if found.shape[1:] not in ((), (1,)):
+        raise ImportRefused(
+            f"column {column[:100]} is not one number a row",
+            expected="a scalar",
+            got=list(found.shape[1:]),
+        )
+    found = found.reshape(-1)
+    if found.dtype.kind == "f" and not bool(np.isfinite(found).all()):
+        invalid = np.flatnonzero(~np.isfinite(found))
+        raise ImportRefused(
+            f"column {column[:100]} contains invalid numbers",
+            expected="finite",
+            got=f"{len(invalid)} NaN, infinite or empty, the first in row {invalid[0]}",
+        )
+    return found
 
 
 def image_bytes(column: str, array: pa.Array) -> list[bytes]:
@@ -276,7 +329,7 @@ def _reached(table: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Without extension types and dictionaries; times as integers, decimals as floats."""
+    """Without extension types and dictionaries; times as integers."""
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -284,9 +337,17 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_temporal(array.type) and not pa.types.is_interval(array.type):
         wide = array.type.bit_width == 64
         array = array.cast(pa.int64() if wide else pa.int32())
-    if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
     return array
+
+
+def _from_decimal(array: pa.Array) -> pa.Array:
+    """Whole numbers as integers, as far as 64 bits go, others as floats."""
+    if array.type.scale <= 0:
+        try:
+            return array.cast(pa.int64())
+        except pa.ArrowInvalid:
+            pass
+    return array.cast(pa.float64())
 
 
 def _storage(type_: pa.DataType) -> pa.DataType:

@@ -131,6 +131,8 @@ def recognised(file: BinaryIO, options: ImportOptions, memory: int) -> str:
         return found
     if asked == "d4rl":
         return asked
+    if names and all(name.endswith(".npy") for name in names):
+        return "npz"
     raise ImportRefused(
         "the zip is not of a known dataset",
         expected=f"a folder of {', '.join(sorted({*LANDMARKS.values()}))}, or of Arrow files",

@@ -1,13 +1,11 @@
-"""An uploaded file as named arrays of numbers, and the options of its upload.
-
-Runs in the sandbox. Nothing here opens a file; hdf5.py and npz.py create these objects.
-"""
+"""What an uploaded file is read with: the options of its upload, refusals, and checks of types and
+sizes. Runs in the sandbox. Nothing here opens a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +16,12 @@ from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 Array = NDArray[Any]
-M = TypeVar("M")
-"""An array of a file, not yet read."""
 
 MAX_RATIO = 200
 """Unpacked bytes per stored byte beyond which a file is treated as a decompression bomb …"""
 FREE_BYTES = 64 << 20
 """… unless it is at most this large unpacked: flags that are all false compress very well."""
 MAX_MEMBERS = 512
-REQUIRED = ("observations", "actions", "rewards", "terminals")
-ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
-"""Arrays that `stepwell export` adds (stepwell/_export/flat.py): the last row of each trajectory,
-and the env spec as JSON in UTF-8."""
-OPTIONAL = ("timeouts", "next_observations", ENDS, SPEC)
 
 
 class ImportRefused(Exception):
@@ -69,7 +60,7 @@ class ImportOptions:
     max_steps: int = 0
     """Where the file has no timeouts: an episode is cut after this many steps (0: never)."""
     columns: tuple[str, ...] = ()
-    """Of tables: "role=column,column" (column_map.py); a role that is not given is guessed."""
+    """Of tables and flat files: "role=column,column" (column_map.py); others are guessed."""
     split: str = ""
     """Of folders with several: "train"."""
     videos: str = ""
@@ -84,21 +75,6 @@ class ImportOptions:
     """Bytes of the uploaded file."""
     spec: EnvSpec | None = None
     """Spec of the dataset, if it exists already."""
-
-
-@dataclass(slots=True)
-class RawFile:
-    """The content of one file."""
-
-    arrays: dict[str, Array] = field(default_factory=dict)
-    """By D4RL's names: observations, actions, rewards, terminals, timeouts, next_observations."""
-    infos: dict[str, Array] = field(default_factory=dict)
-    """infos/<name>, each [N, …]."""
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Infos in the file that are dropped: name → reason."""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """metadata/<name>: scalars and short texts; for arrays only the shape."""
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,11 +115,12 @@ def as_flags(name: str, array: Array) -> NDArray[np.bool_]:
     try:
         return as_bools(name, array)
     except InvalidTrajectory:
-        wrong = array[(array != 0) & (array != 1)] if array.dtype.kind in "iuf" else array[:0]
+        got = str(array.dtype)
+        if array.dtype.kind in "iuf":
+            row, *_ = np.argwhere((array != 0) & (array != 1))[0].tolist()
+            got = f"{array[row].reshape(-1)[0]:g} in row {row}"
         raise ImportRefused(
-            f"{name} does not contain flags",
-            expected="0 or 1",
-            got=f"{wrong.reshape(-1)[0]:g}" if wrong.size else str(array.dtype),
+            f"{name[:100]} does not contain flags", expected="0 or 1", got=got
         ) from None
 
 
@@ -156,25 +133,6 @@ def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = No
     if dtype is not None and not plain(dtype):
         return f"not plain numbers ({str(dtype)[:60]})"
     return ""
-
-
-def info_name(name: str) -> str | None:
-    """infos/a/b → a/b; None if it is not an info."""
-    return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
-
-
-def read_arrays(source: RawFile, members: Mapping[str, M], read: Callable[[str, M], Array]) -> None:
-    """Put the arrays with D4RL's names into `source`; a warning lists the others."""
-    ignored = []
-    for name, member in members.items():
-        if name in REQUIRED or name in OPTIONAL:
-            source.arrays[name] = read(name, member)
-        elif (info := info_name(name)) is not None:
-            source.infos[info] = read(name, member)
-        else:
-            ignored.append(name)
-    if ignored:
-        source.warnings.append("not read: " + ", ".join(sorted(ignored)[:20]))
 
 
 def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Derives the spaces of a D4RL file's arrays, and converts the arrays to them.
+"""Derives the spaces of a flat file's arrays, and converts the arrays to them.
 
 Observations   floats: a Box without bounds, float64 converted to float32 (agents compute in
                float32; a warning says so); integers [N] from 0: Discrete(largest + 1), or as many
@@ -23,14 +23,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from server.imports.raw_file import SPEC, Array, ImportOptions, ImportRefused, RawFile
+from server.imports.column_map import element_names, shown
+from server.imports.flat_arrays import SPEC, RawFile
+from server.imports.raw_file import Array, ImportOptions, ImportRefused
 from stepwell.spaces import (
     DTYPES,
+    MAX_NAME,
+    MAX_NAMES,
     Box,
     Discrete,
     EnvSpec,
@@ -54,11 +60,15 @@ USUAL, ENOUGH = (0.001, 0.999), 1000
 say little of the files that follow it into the dataset."""
 
 
+Arrays = dict[str, Array]
+"""By key: "observation", or several names."""
+
+
 def choose_spec(
-    obs: Array,
-    actions: Array,
-    next_obs: Array | None,
-    infos: dict[str, Array],
+    obs: Arrays,
+    actions: Arrays,
+    next_obs: Arrays | None,
+    infos: Arrays,
     source: RawFile,
     options: ImportOptions,
     warnings: list[str],
@@ -68,55 +78,169 @@ def choose_spec(
     Raises `ImportRefused`.
     """
     if options.spec is not None:
-        _check_names(options.spec, infos, source.dropped, warnings)
+        _check_names(options.spec, obs, actions, infos, source.dropped, warnings)
         return options.spec
-    wanted = (options.observation, options.action, options.action_low, options.action_high)
-    if SPEC in source.arrays and not any(wanted):
-        written = _written(source.arrays[SPEC])
+    forced = any((options.observation, options.action, options.action_low, options.action_high))
+    if SPEC in source.arrays and not forced:
+        written = written_spec(source)
         kept = {key: space for key, space in written.infos.items() if key in infos}
         spec = replace(written, infos=kept, env=options.env or written.env)
-        _check_names(spec, infos, source.dropped, warnings)
+        _check_names(spec, obs, actions, infos, source.dropped, warnings)
         return spec
-    if obs.dtype.name not in DTYPES:
+    if forced and (len(obs) > 1 or len(actions) > 1):
         raise ImportRefused(
-            "observations has an unsupported type",
-            expected=", ".join(DTYPES),
-            got=str(obs.dtype),
+            "options for spaces need one observation and one action",
+            expected="no observation=, action=, action_low= or action_high=",
+            got=", ".join([*obs, *actions]),
         )
-    every = [obs] if next_obs is None else [obs, next_obs]
+    for key, array in obs.items():
+        if array.dtype.name not in DTYPES:
+            raise ImportRefused(
+                f"{_word('observations', key, obs)} has an unsupported type",
+                expected=", ".join(DTYPES),
+                got=str(array.dtype),
+            )
+    states = source.metadata.get("discrete_observations")
+    observations = {
+        key: observation_space(
+            [array] if next_obs is None else [array, next_obs[key]], states, options, warnings
+        )
+        for key, array in obs.items()
+    }
+    chosen = {key: action_space(array, options, warnings) for key, array in actions.items()}
     return EnvSpec.of(
-        observation_space(every, source.metadata.get("discrete_observations"), options, warnings),
-        action_space(actions, options, warnings),
+        observations,
+        chosen,
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
+        names=fitting_names(
+            {
+                f"{what}/{key}": names_of(source, what, key)
+                for what, arrays in (("observation", obs), ("action", actions))
+                for key in arrays
+            },
+            observations,
+            chosen,
+        ),
     )
+
+
+def in_order(
+    spec: EnvSpec | None, source: RawFile, what: str, arrays: Arrays, warnings: list[str]
+) -> Arrays:
+    """The vectors with their elements in the order of the dataset's names."""
+    found = {}
+    for key, array in arrays.items():
+        known = () if spec is None else spec.names.get(f"{what}/{key}", ())
+        order = element_order(f"{what}/{key}", known, names_of(source, what, key), warnings)
+        fits = order is not None and array.shape[1:] == order.shape
+        found[key] = array[:, order] if fits else array
+    return found
+
+
+def names_of(source: RawFile, what: str, key: str) -> tuple[str, ...]:
+    """The names of a vector's elements in the file: of its columns, or in its own spec."""
+    found = source.map.arrays[what].get(key, ())
+    if source.map.named_elements(what, key):
+        widths = [source.arrays[name][:1].size for name in found]
+        return element_names(found, widths) if sum(widths) <= MAX_NAMES else ()
+    if SPEC in source.arrays and what not in source.map.given:
+        return written_spec(source).names.get(f"{what}/{key}", ())
+    return ()
+
+
+def fitting_names(
+    names: Mapping[str, tuple[str, ...]],
+    observations: Mapping[str, Space],
+    actions: Mapping[str, Space],
+) -> dict[str, tuple[str, ...]]:
+    """Those that a spec can have: one for each element of a vector, each once."""
+    spaces = {f"observation/{k}": s for k, s in observations.items()}
+    spaces |= {f"action/{k}": s for k, s in actions.items()}
+    return {
+        key: found
+        for key, found in names.items()
+        if spaces[key].shape == (len(found),)
+        and len({*found}) == len(found) <= MAX_NAMES
+        and all(0 < len(name) <= MAX_NAME for name in found)
+    }
+
+
+def element_order(
+    where: str, known: tuple[str, ...], here: tuple[str, ...], warnings: list[str]
+) -> NDArray[np.int64] | None:
+    """The places in the file of the elements of a dataset's vector; None: they are in its order.
+
+    Raises `ImportRefused` if the file lacks or adds one.
+    """
+    if not known or not here:
+        if known:
+            warnings.append(
+                f"{where} has no names of its elements in this file: taken as {shown(known, 20)}, "
+                "the dataset's"
+            )
+        return None
+    if {*known} != {*here}:
+        lacks = [name for name in known if name not in here]
+        adds = [name for name in here if name not in known]
+        raise ImportRefused(
+            f"{where} has other elements than the dataset: "
+            + "; ".join(
+                f"{word} {shown(names, 20)}"
+                for word, names in (("lacks", lacks), ("adds", adds))
+                if names
+            ),
+            expected=shown(known),
+            got=shown(here),
+            code="schema_mismatch",
+        )
+    if known == here:
+        return None
+    warnings.append(f"{where} is put in the dataset's order: {shown(known, 20)}")
+    place = {name: number for number, name in enumerate(here)}
+    return np.array([place[name] for name in known], np.int64)
 
 
 def fit(
     spec: EnvSpec,
-    obs: Array,
-    actions: Array,
-    next_obs: Array | None,
-    infos: dict[str, Array],
+    obs: Arrays,
+    actions: Arrays,
+    next_obs: Arrays | None,
+    infos: Arrays,
     dropped: dict[str, str],
     warnings: list[str],
-) -> tuple[Array, Array, Array | None, dict[str, Array]]:
+) -> tuple[Arrays, Arrays, Arrays | None, Arrays]:
     """The arrays in the shapes and types of `spec`. Raises `ImportRefused` (schema_mismatch)."""
-    (space,), (action_space,) = spec.observations.values(), spec.actions.values()
-    for name, array, into in (("observations", obs, space), ("actions", actions, action_space)):
-        if array.dtype == np.float64 and into.dtype == "float32":
-            warnings.append(f"{name}: float64 stored as float32")
-    fitted = {k: fit_info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
-    obs = cast("observations", obs, space)
-    if next_obs is not None:
-        next_obs = cast("next_observations", next_obs, space)
-    if not isinstance(space, Box):  # the bounds of observations are often wrong
-        check_inside("observations", obs, space)
-        if next_obs is not None:
-            check_inside("next_observations", next_obs, space)
-    actions = cast("actions", actions, action_space)
-    check_inside("actions", actions, action_space)
+    rows = len(next(iter(obs.values())))
+    for name, arrays, spaces in (
+        ("observations", obs, spec.observations),
+        ("actions", actions, spec.actions),
+    ):
+        for key, array in arrays.items():
+            if array.dtype == np.float64 and spaces[key].dtype == "float32":
+                warnings.append(f"{_word(name, key, arrays)}: float64 stored as float32")
+    fitted = {k: fit_info(k, infos.get(k), s, rows, dropped) for k, s in spec.infos.items()}
+    for name, given in (("observations", obs), ("next_observations", next_obs)):
+        for key, array in (given or {}).items():
+            word, space = _word(name, key, obs), spec.observations[key]
+            assert given is not None
+            given[key] = cast(word, array, space)
+            if not isinstance(space, Box):  # the bounds of observations are often wrong
+                check_inside(word, given[key], space)
+    for key, array in actions.items():
+        word, space = _word("actions", key, actions), spec.actions[key]
+        actions[key] = cast(word, array, space)
+        check_inside(word, actions[key], space)
     return obs, actions, next_obs, fitted
+
+
+def _word(name: str, key: str, arrays: Arrays) -> str:
+    return name if len(arrays) == 1 else f"{name}/{key}"
+
+
+def written_spec(source: RawFile) -> EnvSpec:
+    """The spec in a file that `stepwell export` wrote. Raises `ImportRefused`."""
+    return _written(source.arrays[SPEC])
 
 
 def _written(array: Array) -> EnvSpec:
@@ -164,14 +288,22 @@ def fit_info(
 
 
 def _check_names(
-    spec: EnvSpec, infos: dict[str, Array], dropped: dict[str, str], warnings: list[str]
+    spec: EnvSpec,
+    obs: Arrays,
+    actions: Arrays,
+    infos: Arrays,
+    dropped: dict[str, str],
+    warnings: list[str],
 ) -> None:
-    for what, spaces in (("observations", spec.observations), ("actions", spec.actions)):
-        if len(spaces) != 1:
+    for what, spaces, arrays in (
+        ("observations", spec.observations, obs),
+        ("actions", spec.actions, actions),
+    ):
+        if spaces.keys() != arrays.keys():
             raise ImportRefused(
-                f"the dataset has other {what} than a D4RL file",
+                f"the dataset has other {what} than the file",
                 expected=sorted(spaces),
-                got="one array",
+                got=sorted(arrays),
                 code="schema_mismatch",
             )
     for key in spec.infos:

@@ -1,7 +1,7 @@
 """Rows of a table → episodes (named.py: Episodes). Untrusted: runs only in the sandbox.
 
-    one row a step       episodes by the column `episode`, else up to a row with a flag, else one of
-                         each file; in an episode by `step`, else in the order of the file
+    one row a step       episodes by the columns `episode`, else by flags, else one of each file
+                         (ends.py); in an episode by `step`, else in the order of the file
     one row an episode   where `reward` is a list in each row; observations have T or T+1 elements
 
 The last observation is that of `next_observation`, or of T+1 elements; else it is unknown, and the
@@ -18,10 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from server.imports.column_map import ColumnMap, Columns, shown
+from server.imports.column_map import FILE, ColumnMap, Columns, element_names, shown
+from server.imports.ends import (
+    ROLES,
+    Split,
+    check_inside,
+    read_flags,
+    split_by_flags,
+    split_by_ids,
+    terminated_at,
+    warn_of_done,
+)
 from server.imports.images import JPEG, PNG, pixels
 from server.imports.named import About, Declared, Layout, Leaf
-from server.imports.parquet_table import Table, as_numbers, image_bytes, is_list, kind_of
+from server.imports.parquet_table import (
+    Table,
+    as_numbers,
+    as_scalars,
+    image_bytes,
+    is_list,
+    kind_of,
+)
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -34,13 +51,15 @@ from stepwell._plural import pluralize
 from stepwell.spaces import DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 
-ENDS = ("terminated", "truncated", "done")
 BOUNDARIES = 100
 """Ends of episodes that show whether next observations are the shifted rows."""
 
 
 class TableEpisodes:
     """Raises `ImportRefused`."""
+
+    own: tuple[str, ...] = ()
+    """Columns of the format itself, of which nobody need be told that they are not read."""
 
     def __init__(self, table: Table, columns: ColumnMap, options: ImportOptions, memory: int):
         self.table, self.columns, self._memory = table, columns, memory
@@ -56,20 +75,23 @@ class TableEpisodes:
         self._nested = reward is not None and _differ(table, reward)
         if self._nested:
             assert reward is not None
-            lengths = pc.list_value_length(table.whole(reward)).to_numpy(zero_copy_only=False)
-            if not np.isfinite(lengths).all() or int(lengths.min()) < 1:
-                raise ImportRefused("an episode has no steps", expected="≥ 1", got=0)
+            lengths = self._lengths(reward)
             self._ends = np.cumsum(lengths.astype(np.int64)) - 1
-            self._names = [str(number) for number in range(len(lengths))]
+            self._names = [str(number) for number in self.table.file_order(0, len(lengths))]
         else:
-            self._ends, self._names = self._split()
+            self._split()
         self._starts = np.concatenate([[0], self._ends[:-1] + 1])
         self._steps = int(self._ends[-1]) + 1
-        self._flags = {role: self._flag(role) for role in ENDS}
-        self._flags["success"] = self._success()
-        if columns.guessed:
-            self.layout.warnings.insert(0, "columns by their names: " + " ".join(columns.guessed))
-        self._check_flags()
+        self._flags = read_flags(columns, self._steps_of)
+        if self._nested:
+            self._check_nested_flags()
+        elif columns.episode:
+            check_inside(self._flags, columns, Split(self._ends, self._names))
+        self._terminated = terminated_at(self._flags, self._ends)
+        unread = self._unread()
+        self._successes = self._success()
+        self.layout.warnings[:0] = [*columns.taken(), *unread]
+        warn_of_done(self._flags, columns, self.layout.warnings)
         self._rewards = np.zeros(self._steps) if reward is None else self._steps_of(reward)
         if reward is None:
             self.layout.warnings.append("there is no reward: all are 0")
@@ -124,86 +146,69 @@ class TableEpisodes:
 
     def about(self, number: int) -> About:
         start, end = int(self._starts[number]), int(self._ends[number])
-        flags = {role: flag is not None and bool(flag[end]) for role, flag in self._flags.items()}
-        terminated = flags["terminated"] or (flags["done"] and not flags["truncated"])
-        success = self._flags["success"]
+        terminated, success = bool(self._terminated[number]), self._successes
         return About(
             name=f"episode {self._names[number]}"[:200],
             rewards=self._rewards[start : end + 1],
             terminated=terminated,
             truncated=not terminated,
             final_obs_valid=self._final or bool(self._whole[number]),
-            metadata=TrajectoryMetadata(success=None if success is None else flags["success"]),
+            rows=None if self._nested else self.table.file_order(start, end + 1),
+            metadata=TrajectoryMetadata(success=None if success is None else bool(success[end])),
         )
 
     # --- episodes ---------------------------------------------------------------------------------
 
-    def _split(self) -> tuple[NDArray[np.int64], list[str]]:
-        """(last row of each episode, names), after the table has been sorted."""
-        table, rows = self.table, self.table.rows
-        step, episode = self.columns.one("step"), self.columns.one("episode")
-        names: list[str] = []
-        codes: NDArray[np.int64] | None = None
-        if episode is not None:
-            encoded = table.whole(episode).dictionary_encode()
-            if encoded.null_count:
-                raise ImportRefused(f"column {episode[:100]} has empty cells", expected="ids")
-            names = [str(value)[:100] for value in encoded.dictionary.to_pylist()]
-            codes = encoded.indices.to_numpy().astype(np.int64)
-        elif not any(self.columns.one(role) for role in ENDS) and len(table.file_rows) > 1:
-            kept = [count for count in table.file_rows if count]
-            codes, names = np.repeat(np.arange(len(kept)), kept), [str(i) for i in range(len(kept))]
-            self.layout.warnings.append("no column tells episodes apart: each file is one")
-        if codes is not None:
-            steps = np.arange(rows) if step is None else _scalars(step, table.whole(step))
-            order = np.lexsort((steps, codes))
-            if step is not None:
-                doubled = (np.diff(codes[order]) == 0) & (np.diff(steps[order]) == 0)
-                if bool(doubled.any()):
-                    at = order[int(doubled.argmax())]
-                    raise ImportRefused(
-                        f"a step occurs twice in episode {names[codes[at]]}",
-                        expected=f"each {step[:100]} once in an episode",
-                        got=f"{steps[at]}",
-                    )
-            if not bool((order == np.arange(rows)).all()):
-                table.sort(order)
-                codes = codes[order]
-            ends = np.flatnonzero(np.append(np.diff(codes) != 0, True))
-            if step is not None:
-                self._warn_of_gaps(step, steps[order], codes, names)
-            return ends, [names[code] for code in codes[ends]]
-        marks = np.zeros(rows, np.bool_)
-        for role in ENDS:
-            if (name := self.columns.one(role)) is not None:
-                marks |= _as_flags(name, _scalars(name, table.whole(name)))
-        if not bool(marks.any()) and not any(self.columns.one(role) for role in ENDS):
-            raise missing("episode (or terminated, truncated, done)", table.columns)
-        if not marks[-1]:
-            tail = rows - 1 - int(np.flatnonzero(marks)[-1]) if bool(marks.any()) else rows
-            self.layout.warnings.append(
-                f"the last {pluralize(tail, 'step')} have no end: kept as a truncated trajectory"
-            )
-            marks[-1] = True
-        ends = np.flatnonzero(marks)
-        return ends, [str(number) for number in range(len(ends))]
-
-    def _warn_of_gaps(
-        self, column: str, steps: Array, codes: NDArray[np.int64], names: list[str]
-    ) -> None:
-        """Whole numbers count the steps of an episode, so one that is left out was a step."""
-        if steps.dtype.kind == "f" and not bool((steps == np.rint(steps)).all()):
-            return  # a time
-        apart = np.diff(steps.astype(np.float64))
-        gaps = np.flatnonzero((np.diff(codes) == 0) & (apart != 1))
-        if not len(gaps):
+    def _split(self) -> None:
+        """Finds the episodes of a table with one row a step, and puts its rows in their order."""
+        table, columns, warnings = self.table, self.columns, self.layout.warnings
+        flags = {} if columns.episode else read_flags(columns, table.numbers_of)
+        if not columns.episode and not flags and len(table.file_rows) > 1:
+            columns.keys = (FILE,)
+            warnings.append("no column tells episodes apart: each file is one")
+        if columns.episode:
+            has_flags = any(columns.one(role) for role in ROLES)
+            split = split_by_ids(table, columns, warnings, lengths=not has_flags)
+            if split.order is not None:
+                table.sort(split.order)
+            self._ends, self._names = split.ends, split.names
             return
-        episodes, first = np.unique(codes[gaps]), int(gaps[0])
-        more = f" and {pluralize(len(episodes) - 1, 'other')}" if len(episodes) > 1 else ""
-        self.layout.warnings.append(
-            f"steps are missing in episode {names[codes[first]]}{more}: {column[:100]} goes from "
-            f"{int(steps[first])} to {int(steps[first + 1])}; the rows are stored one after another"
-        )
+        if not flags:
+            raise missing("episode (or terminated, truncated, done, first)", table.columns)
+        self._ends = np.flatnonzero(split_by_flags(flags, table, columns, warnings))
+        self._names = [str(number) for number in range(len(self._ends))]
+
+    def _lengths(self, reward: str) -> NDArray[np.int64]:
+        """Steps of each row; rows without any are left out."""
+        listed = self.table.whole(reward)
+        if listed.null_count:
+            raise ImportRefused(
+                f"column {reward[:100]} has empty cells",
+                expected="a list of rewards in each row",
+                got=f"row {pc.index(listed.is_null(), True).as_py()}",
+            )
+        lengths = pc.list_value_length(listed).to_numpy(zero_copy_only=False).astype(np.int64)
+        kept = np.flatnonzero(lengths > 0)
+        self.layout.skipped = len(lengths) - len(kept)
+        self.layout.episodes = [(0, 1)] * len(kept)
+        self.layout.check_skipped()
+        if self.layout.skipped:
+            self.table.sort(kept)
+        return np.asarray(lengths[kept])
+
+    def _check_nested_flags(self) -> None:
+        """A flag of a whole row is that of the last step."""
+        split, listed = Split(self._ends, self._names), dict(self._flags)
+        for role in self._flags:
+            name = self.columns.one(role) or self.columns.one(f"not_{role}") or ""
+            if not is_list(self.table.types[name]):
+                del listed[role]
+        check_inside(listed, self.columns, split)
+
+    def _unread(self) -> list[str]:
+        used = self.columns.used()
+        unread = [n for n in self.table.columns if n not in used and n not in self.own]
+        return [f"not read: {shown(unread, 20)}"] if unread else []
 
     def _steps_of(self, column: str) -> Array:
         """[all steps] of a column, in the order of the episodes."""
@@ -211,54 +216,30 @@ class TableEpisodes:
         if self._nested and is_list(whole.type):
             whole = whole.flatten()
         elif self._nested:  # one value an episode
-            return np.repeat(_scalars(column, whole), self._ends - self._starts + 1)
-        array = _scalars(column, whole)
+            return np.repeat(as_scalars(column, whole), self._ends - self._starts + 1)
+        array = as_scalars(column, whole)
         if len(array) != self._steps:
             raise ImportRefused(
                 f"column {column[:100]} has the wrong length", expected=self._steps, got=len(array)
             )
         return array
 
-    def _flag(self, role: str) -> NDArray[np.bool_] | None:
-        name = self.columns.one(role)
-        return None if name is None else _as_flags(name, self._steps_of(name))
-
     def _success(self) -> NDArray[np.bool_] | None:
         """No more than a label: a column that nobody named and that cannot be read is left out."""
+        name = self.columns.one("success")
+        if name is None:
+            return None
         try:
-            return self._flag("success")
+            return as_flags(f"column {name}", self._steps_of(name))
         except ImportRefused as error:
             if "success" in self.columns.given:
                 raise
-            name = self.columns.single.pop("success")
+            del self.columns.single["success"]
             guess = f"success={name}"
             self.columns.guessed[:] = [one for one in self.columns.guessed if one != guess]
             got = f" ({error.got})" if error.got else ""
             self.layout.warnings.append(f"not used as success: {error.detail}{got}")
             return None
-
-    def _check_flags(self) -> None:
-        """Flags are at the ends of episodes, or the file contradicts itself."""
-        for role in ENDS:
-            flags, name = self._flags[role], self.columns.one(role)
-            if flags is None or name is None:
-                continue
-            whole = self._nested and not is_list(self.table.types[name])
-            inside = 0 if whole else int(np.count_nonzero(flags)) - int(flags[self._ends].sum())
-            if inside:
-                raise ImportRefused(
-                    f"{name[:100]} is set before the last step of an episode",
-                    expected=f"flags at ends, columns={role}= (not to use it), or columns=episode= "
-                    "(episodes end where flags are)",
-                    got=pluralize(inside, "step"),
-                )
-        alone = self._flags["terminated"] is None and self._flags["truncated"] is None
-        if self._flags["done"] is not None and alone:
-            name = self.columns.one("done")
-            self.layout.warnings.append(
-                f"{name} does not tell ends from time-outs: stored as terminated; if they are "
-                f"time-outs: columns=truncated={name} done="
-            )
 
     # --- columns ----------------------------------------------------------------------------------
 
@@ -309,13 +290,21 @@ class TableEpisodes:
                 )
             return Leaf(path, None, np.dtype(np.uint8), "frames")
         first_rows = self._read(columns, "numbers", 0)
+        names = self._names_of(role, key, columns) if role != "info" else ()
         if not plain(first_rows.dtype) or first_rows.dtype.name not in (*DTYPES, "float64"):
             raise ImportRefused(
                 f"{path} has an unsupported type",
                 expected=", ".join(DTYPES),
                 got=str(first_rows.dtype),
             )
-        return Leaf(path, first_rows.shape[1:], first_rows.dtype)
+        return Leaf(path, first_rows.shape[1:], first_rows.dtype, names=names)
+
+    def _names_of(self, role: str, key: str, columns: Columns) -> Columns:
+        """Of the elements of a vector, where they have names."""
+        if not self.columns.named_elements(role, key):
+            return self.columns.element_names.get(columns[0], ())
+        widths = [self._read((column,), "numbers", 0)[:1].size for column in columns]
+        return element_names(columns, widths)
 
     def _type(self, column: str) -> pa.DataType:
         type_ = self.table.types[column]
@@ -411,30 +400,6 @@ def _differ(table: Table, reward: str) -> bool:
         return False
     lengths = pc.list_value_length(table.whole(reward))
     return bool(pc.any(pc.not_equal(lengths, 1)).as_py())
-
-
-def _scalars(column: str, array: pa.Array) -> Array:
-    """[rows], of a column of numbers or of lists of one number."""
-    found = as_numbers(column, array)
-    if found.shape[1:] not in ((), (1,)):
-        raise ImportRefused(
-            f"column {column[:100]} is not one number a row",
-            expected="a scalar",
-            got=list(found.shape[1:]),
-        )
-    found = found.reshape(-1)
-    if found.dtype.kind == "f" and not bool(np.isfinite(found).all()):
-        bad = int(np.count_nonzero(~np.isfinite(found)))
-        raise ImportRefused(
-            f"column {column[:100]} contains invalid numbers",
-            expected="finite",
-            got=f"{bad} NaN, infinite or empty",
-        )
-    return found
-
-
-def _as_flags(column: str, array: Array) -> NDArray[np.bool_]:
-    return as_flags(f"column {column[:100]}", array)
 
 
 def describe(found: TableEpisodes) -> dict[str, Any]:

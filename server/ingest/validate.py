@@ -127,7 +127,9 @@ def _claimed_id(metadata: dict[bytes, bytes]) -> str:
 
 def check_layout(dataset: RegisteredDataset, got: EnvSpec) -> None:
     """Raise 422 naming the first key that differs from the registered spec."""
-    if got is dataset.spec or got.digest == dataset.spec_digest:
+    if got is dataset.spec:
+        return
+    if got.digest == dataset.spec_digest and dataset.spec.other_names(got) is None:
         return
     where, expected, found = difference(dataset.spec, got)
     raise ProblemError(
@@ -148,6 +150,8 @@ def difference(expected: EnvSpec, got: EnvSpec) -> tuple[str, object, object]:
         for key, space in ours.items():
             if space != theirs[key]:
                 return f"{what}[{key}]", space_to_json(space), space_to_json(theirs[key])
+    if (key := expected.other_names(got)) is not None:
+        return f"names[{key}]", list(expected.names[key]), list(got.names[key])
     if expected.roles != got.roles:
         return "roles", dict(expected.roles), dict(got.roles)
     return "action_known", expected.action_known, got.action_known

@@ -48,7 +48,10 @@ async def upload(
     max_steps: Annotated[int, Query(ge=0, lt=2**53, description=about("max_steps"))] = 0,
     columns: Annotated[
         list[Annotated[str, StringConstraints(max_length=4096)]],
-        Query(max_length=256, description="of tables: role=column,column; once for each role"),
+        Query(
+            max_length=256,
+            description="of tables and flat arrays: role=column,column; once for each role",
+        ),
     ] = [],  # noqa: B006 - FastAPI copies it
     split: Annotated[str, Query(max_length=128, description=about("split"))] = "",
     videos: Annotated[

@@ -320,8 +320,9 @@ def _arrow(
     query_metadata["excluded"] = json.dumps(excluded)
     table = pa.Table.from_batches(batches, reader.schema)
     for place, kind in enumerate(relation.types):
-        if str(kind) == "HUGEINT":
-            table = table.set_column(place, table.column_names[place], _narrowed(table[place]))
+        if str(kind) in ("HUGEINT", "UHUGEINT"):
+            found = _narrowed(table[place], unsigned=str(kind) == "UHUGEINT")
+            table = table.set_column(place, table.column_names[place], found)
     return ArrowStream(table.replace_schema_metadata(query_metadata)), rows, cut
 
 
@@ -346,18 +347,28 @@ class ArrowStream:
             writer.write_table(self._table)
 
 
-def _narrowed(column: Any) -> Any:
-    """A 128-bit integer column as an ordinary one.
+def _narrowed(column: Any, *, unsigned: bool = False) -> Any:
+    """A 128-bit integer column as an ordinary one, if all of it fits.
 
     sum() of integers is a HUGEINT, which Arrow represents as a decimal: a count of steps would
-    arrive as Decimal('4000'). Values beyond 64 bits become doubles instead of an error.
+    arrive as Decimal('4000'). A column with values beyond 64 bits stays one of decimals, which are
+    exact. The upper half of unsigned ones arrives as negative numbers.
     """
     import pyarrow as pa
+    import pyarrow.compute
 
     try:
-        return column.cast(pa.int64())
+        narrow = column.cast(pa.int64())
+        if not unsigned or (
+            narrow.null_count == len(narrow) or pa.compute.min(narrow).as_py() >= 0
+        ):
+            return narrow
     except pa.ArrowInvalid:
-        return column.cast(pa.float64())
+        if not unsigned:
+            return column
+    values = (None if v is None else int(v) % (1 << 128) for v in column.to_pylist())
+    exact = [None if v is None else decimal.Decimal(v) for v in values]
+    return pa.chunked_array([pa.array(exact, pa.decimal256(39, 0))])
 
 
 def _plain(value: Any) -> Any:

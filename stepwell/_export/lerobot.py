@@ -212,6 +212,7 @@ def _features(spec: EnvSpec, columns: Mapping[str, Mapping[str, str]]) -> dict[s
             space.shape,
             space.dtype,
             what == "observation" and is_image(space),
+            spec.names.get(f"{what}/{key}", ()),
         )
         for what, spaces in groups.items()
         for key, space in spaces.items()

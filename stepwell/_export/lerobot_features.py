@@ -28,13 +28,16 @@ class Feature:
     shape: tuple[int, ...]
     dtype: str
     is_image: bool = False
+    names: tuple[str, ...] = ()
+    """Of the elements of a vector."""
 
     def described(self) -> dict[str, Any]:
         """As info.json has it."""
         if self.is_image:
-            names = ["height", "width", "channels"]
-            return {"dtype": "image", "shape": list(self.shape), "names": names}
-        return {"dtype": self.dtype, "shape": list(self.shape) or [1], "names": None}
+            axes = ["height", "width", "channels"]
+            return {"dtype": "image", "shape": list(self.shape), "names": axes}
+        names = list(self.names) or None
+        return {"dtype": self.dtype, "shape": list(self.shape) or [1], "names": names}
 
     def arrow_type(self) -> pa.DataType:
         if self.is_image:

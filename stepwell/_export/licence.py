@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 from stepwell._export.selection import Selection
 
-README = "README.md"
-HEADER = re.compile(r'\A---\n(?:.*\n)*?license_name: (".*")\n(?:.*\n)*?---\n')
 PLAIN = re.compile(r"[A-Za-z0-9.-]+")
 
 
@@ -42,12 +39,3 @@ def texts(chosen: Selection) -> dict[str, str]:
     """licence and citation, as far as there are some."""
     both = {"licence": chosen.licence, "citation": chosen.citation}
     return {name: value for name, value in both.items() if value}
-
-
-def written(folder: Path) -> str:
-    """The licence in the README of an exported folder; "" without one."""
-    try:
-        found = HEADER.match((folder / README).read_text())
-        return str(json.loads(found[1])) if found else ""
-    except (OSError, ValueError):
-        return ""

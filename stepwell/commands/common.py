@@ -7,6 +7,8 @@ interpreted, so that no description can control a terminal.
 from __future__ import annotations
 
 import argparse
+import base64
+import decimal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -179,6 +181,10 @@ def ago(moment: float | None) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        return orjson.Fragment(format(value, "f"))  # all its digits
     return str(value)
 
 

@@ -7,27 +7,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import uuid
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn
 
-from stepwell._export import licence, parquet
+from stepwell._folders import is_export
 from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.commands import common
-from stepwell.errors import InvalidData
 from stepwell.import_options import ARRAY_ROLES, COLUMN_ROLES, OPTIONS
 from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE
-from stepwell.trajectory import Trajectory
-
-NAMESPACE = uuid.UUID("0d0c4c1e-8a2f-5f0e-b3a5-6a9c3fb7a922")
-"""Namespace of the ids of copied trajectories: same dataset and original → same id."""
-GROUP_BYTES, GROUP_MOST = 16 << 20, 1000
 
 ABOUT = """\
 Upload an offline dataset (a D4RL, npz, Parquet or Arrow file, or a folder of Minari, AMAGO, RLDS,
@@ -84,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="ROLE=COLUMN",
-        help="of Parquet, Arrow and LeRobot: observation=x,y (a vector; * matches names; "
-        "observation/arm=… is one of several); roles: "
+        help="of Parquet, Arrow, LeRobot, npz and flat HDF5: observation=x,y (a vector; "
+        "* matches names; observation/arm=… is one of several); episode=worker,id (an id of both); "
+        "roles: "
         f"{', '.join((*ARRAY_ROLES, *COLUMN_ROLES))}, info/NAME; what is not given is guessed by "
         "name, ROLE= is none",
     )
@@ -107,13 +99,21 @@ def main(argv: list[str] | None = None) -> int:
         DownloadColumn(),
         quiet=args.json,
     )
-    if parquet.is_export(args.file):
+    if is_export(args.file):
         if options:
             parser.error("a folder of stepwell export has no --option and no --columns")
         with common.connect(args) as client, bar:
-            result = _send_folder(client, args, bar)
+            sending = bar.add_task("sending", total=None)
+            job = client.upload(
+                args.dataset,
+                args.file,
+                partition=args.partition,
+                create=not args.no_create,
+                env=args.env,
+                progress=lambda done, total: bar.update(sending, completed=done, total=total),
+            )
             _tag_partially_observable(client, args)
-        return _show(args, result, result)
+        return _show(args, job.result, job.result or {})
     with common.connect(args) as client, bar:
         sending = bar.add_task("uploading", total=None)
         job = client.upload(
@@ -149,54 +149,6 @@ def main(argv: list[str] | None = None) -> int:
 def _described(name: str) -> str:
     option = OPTIONS[name]
     return f"{name.replace('_', '-')}={option.example} ({option.about})"
-
-
-def _send_folder(client: Client, args: argparse.Namespace, bar: Progress) -> dict[str, Any]:
-    """The trajectories of an exported folder, under ids that belong to the target dataset."""
-    spec, count, trajectories = parquet.read(args.file)
-    if args.no_create:
-        client.spec(args.dataset)
-    else:
-        spec = replace(spec, env=args.env or spec.env)
-        said = licence.written(args.file)
-        about = f"Imported (parquet): licence={said}"[:4096] if said else ""
-        client.create_dataset(args.dataset, spec, description=about, exist_ok=True)
-    sending = bar.add_task("sending", total=count)
-    stored, steps = Counter[str](), 0
-    group: list[Trajectory] = []
-
-    def send() -> None:
-        answer = client.post(args.dataset, group, spec=spec, partition=args.partition)
-        for item in answer.items:
-            stored[item.status] += 1
-        bad = next((item for item in answer.items if item.status in ("refused", "conflict")), None)
-        if bad is not None:
-            why = bad.problem.detail if bad.problem else "no reason given"
-            raise InvalidData(f"trajectory {bad.id} was not stored ({bad.status}): {why}")
-        bar.advance(sending, len(group))
-        group.clear()
-
-    size = 0
-    for trajectory in trajectories:
-        steps += len(trajectory)
-        size += trajectory.nbytes
-        metadata = trajectory.metadata
-        if args.env:
-            metadata = replace(metadata, env=args.env)
-        name = str(uuid.uuid5(NAMESPACE, f"{args.dataset}/{trajectory.id}"))
-        group.append(replace(trajectory, id=name, metadata=metadata))
-        if size >= GROUP_BYTES or len(group) == GROUP_MOST:
-            send()
-            size = 0
-    if group:
-        send()
-    return {
-        "dataset": args.dataset,
-        "partition": args.partition,
-        "trajectories": stored["stored"],
-        "steps": steps,
-        "duplicates": stored["duplicate"],
-    }
 
 
 def _tag_partially_observable(client: Client, args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import sys
 from pathlib import Path
 from typing import Any
@@ -176,12 +177,22 @@ def _schema(args: object) -> int:
     return 0
 
 
+AS_TEXT = (
+    *(pa.types.is_nested, pa.types.is_decimal, pa.types.is_binary, pa.types.is_large_binary),
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _text(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
 def _write_csv(result: SqlResult) -> None:
     table = result.to_arrow()
-    # Arrow writes no nested values to CSV: they become their text.
+    # Arrow writes no nested values to CSV: they become their text, and bytes base64 as in JSON.
     columns = [
-        pa.array([None if v is None else str(v) for v in column.to_pylist()])
-        if pa.types.is_nested(column.type) or pa.types.is_decimal(column.type)
+        pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
+        if any(is_kind(column.type) for is_kind in AS_TEXT)
         else column
         for column in table.columns
     ]

@@ -99,7 +99,7 @@ def test_a_constructor_that_fails_without_a_message_shows_its_line() -> None:
 
 
 def test_a_text_is_no_action() -> None:
-    with pytest.raises(InvalidSpace, match="'action' has a space that cannot be recorded"):
+    with pytest.raises(InvalidSpace, match="'action': a space that cannot be recorded"):
         interface_of(Shell(gs.Discrete(2), gs.Text(5)), "Shell-v0")
 
 

@@ -20,11 +20,11 @@ import yaml
 
 from server.imports import flat, lerobot, minari
 from server.imports.raw_file import ImportOptions, ImportRefused
-from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, cli
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, _exported, cli
 from stepwell._export import parquet, selection
 from stepwell._export.minari import dataset_id
 from stepwell._folders import files_of, zipped
-from stepwell.errors import Gone, JobFailed
+from stepwell.errors import Gone, InvalidData, JobFailed, NotFound
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
@@ -73,6 +73,11 @@ NAMED = EnvSpec.of(
 WORDS = EnvSpec.of(
     MultiDiscrete((4, 4, 4)), Discrete(2), vocabularies={"observation": Vocabulary(("go", "up"))}
 )
+LABELLED = EnvSpec.of(
+    Box((3,)),
+    Box((2,), low=-1.0, high=1.0),
+    names={"observation/observation": ("x", "y", "z"), "action/action": ("push", "turn")},
+)
 COUNTS = EnvSpec.of(
     {"few": Box((2,), "uint8", 3, 300), "many": Box((2,), "int64"), "up": Box((), "int32", 0)},
     {"action": Discrete(3)},
@@ -99,6 +104,7 @@ CASES = {
     ),
     "named observations and actions": Case(NAMED, several(NAMED), SEVERAL),
     "integers without bounds": Case(COUNTS, several(COUNTS), SEVERAL),
+    "names of a vector's elements": Case(LABELLED, several(LABELLED)),
     "texts (token ids)": Case(WORDS, several(WORDS)),
     "infos, NaN among them": Case(
         make_spec(infos=True),
@@ -158,7 +164,7 @@ def stored(client, dataset):
 def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
     """As an import into a new dataset reads it, in this process."""
     if format_ == "parquet":
-        spec, _, trajectories = parquet.read(path)
+        spec, _, trajectories = _exported.read(path)
         return spec, list(trajectories)
     options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
     reader = {"minari": minari, "lerobot": lerobot}.get(format_, flat)
@@ -279,6 +285,37 @@ def test_an_exported_dataset_is_imported_into_a_service(
     for before, after in zip(case.trajectories, stored(client, copy), strict=True):
         same(before, after, "")
         assert after.metadata.env == "Test-v0"
+
+
+def test_an_exported_folder_is_uploaded_by_the_client(client, exported, run, tmp_path):
+    """As the command imports it; there is no job of the service."""
+    case, dataset = CASES["infos, NaN among them"], exported["infos, NaN among them"]
+    assert run("export", dataset, "--format", "parquet", str(tmp_path / "out")) == 0
+    seen = []
+    name = f"{dataset}-copy"
+    job = client.upload(
+        name, tmp_path / "out", env="Other-v0", progress=lambda *counts: seen.append(counts)
+    )
+    count = len(case.trajectories)
+    assert (job.state, job.id, job.result["trajectories"]) == ("succeeded", "", count)
+    assert seen[-1] == (count, count)
+    sql = "select distinct env from trajectories where dataset = ?"
+    assert client.sql(sql, [name]).rows == [("Other-v0",)]
+    again = client.upload(name, tmp_path / "out", format="parquet", env="Other-v0", wait=False)
+    assert (again.result["trajectories"], again.result["duplicates"]) == (0, count)
+    with pytest.raises(InvalidData, match="its own spec"):
+        client.upload(name, tmp_path / "out", action="discrete:3")
+    with pytest.raises(NotFound):
+        client.upload("absent-dataset", tmp_path / "out", create=False)
+
+
+def test_lerobots_features_have_the_names_of_elements(exported, run, tmp_path):
+    dataset = exported["names of a vector's elements"]
+    assert run("export", dataset, "--format", "lerobot", str(tmp_path / "out")) == 0
+    features = json.loads((tmp_path / "out/meta/info.json").read_text())["features"]
+    assert features["observation.state"]["names"] == ["x", "y", "z"]
+    assert features["action"]["names"] == ["push", "turn"]
+    assert features["next.reward"]["names"] is None
 
 
 def test_a_table_is_imported_with_given_columns(client, run, tmp_path, capsys):
@@ -491,7 +528,7 @@ def test_a_dataset_of_many_shards_and_row_groups(service, run, client, tmp_path,
     out = tmp_path / "out"
     assert run("export", "many", out, "--format", "parquet") == 0
     assert len(list(out.glob("steps-*.parquet"))) > 3
-    _, _, back = parquet.read(out)
+    _, _, back = _exported.read(out)
     assert [t.digest for t in back] == [t.digest for t in sent]
 
 

@@ -335,6 +335,21 @@ def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
     assert ask("sql", "--schema")["tables"]
 
 
+def test_sql_in_json_is_exact(run, ask):
+    """Whole numbers of any size, decimals with their digits, and bytes as base64, nested, too."""
+    query = (
+        "select 18446744073709551617::hugeint, -170141183460469231731687303715884105727::hugeint,"
+        " [18446744073709551617::hugeint], {'a': 2::hugeint}, 18446744073709551615::ubigint,"
+        " 1.25::decimal(9, 2), '\\xFFa'::blob, ['a'::blob], null::hugeint"
+    )
+    ((huge, least, several, field, big, small, blob, blobs, none),) = ask("sql", query)["rows"]
+    assert (huge, least, several, field) == (2**64 + 1, 1 - 2**127, [2**64 + 1], {"a": 2})
+    assert (big, small, none) == (2**64 - 1, 1.25, None)
+    assert (blob, blobs) == ("/2E=", ["YQ=="])
+    out = run("sql", "--csv", "select 18446744073709551617::hugeint as a, 'a'::blob as b")[1]
+    assert "18446744073709551617" in out and "YQ==" in out
+
+
 def test_sql_shows_nested_and_missing_values(run, dataset, name):
     query = "select obs, action from steps where is_last limit 1"
     for option in ("--csv", "--json", None):

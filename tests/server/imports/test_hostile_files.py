@@ -216,10 +216,10 @@ def a_named_type(path: Path) -> Path:
 
 
 @hostile
-def observations_as_a_group(path: Path) -> Path:
+def observations_as_a_group_of_texts(path: Path) -> Path:
     def change(file: h5py.File) -> None:
         del file["observations"]
-        file["observations/a"] = np.zeros((20, 3), np.float32)
+        file["observations/a"] = np.array([b"far"] * 20)
 
     return edit(path, change)
 

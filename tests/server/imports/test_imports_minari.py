@@ -258,6 +258,76 @@ def test_ends(read: Any) -> None:
         assert (made.terminated, made.truncated) == expected
 
 
+@pytest.mark.parametrize("bare", [False, True])
+def test_an_episode_without_its_final_observation(read: Any, bare: bool) -> None:
+    """T rows instead of T+1: what was seen last is unknown, in that episode alone."""
+    short = episode(3)
+    short["observations"] = short["observations"][:3]
+    short["infos/x"] = np.arange(3.0)
+    whole = episode(4) | {"infos/x": np.arange(5.0)}
+    found, got = read([whole, short, episode(2) | {"infos/x": np.zeros(3)}], bare=bare)
+    assert [len(t) for t in got] == [4, 3, 2]
+    assert [t.final_obs_valid for t in got] == [True, False, True]
+    last = got[1].obs["observation"]
+    assert np.array_equal(last[:-1], short["observations"].astype(np.float32))
+    assert np.array_equal(last[-1], last[-2])
+    assert got[1].infos["x"].tolist() == [0, 1, 2, 2]
+    assert "1 episode without a final observation: it is unknown" in found.warnings
+
+
+def test_named_observations_of_which_one_lacks_the_last(read: Any) -> None:
+    arrays = {"observations/a": np.arange(6.0).reshape(3, 2), "observations/b": np.ones((4, 1))}
+    _, ((got,)) = (None, read([episode(3, observations=None) | arrays])[1])
+    assert not got.final_obs_valid
+    assert got.obs["a"].tolist() == [[0, 1], [2, 3], [4, 5], [4, 5]]
+    assert got.obs["b"].shape == (4, 1)
+
+
+def test_texts_and_frames_without_the_last(read: Any) -> None:
+    arrays = {"observations/mission": ["go", "to", "it"], "observations/x": np.zeros((3, 1))}
+    _, (got,) = read([episode(3, observations=None) | arrays])
+    assert not got.final_obs_valid
+    assert np.array_equal(got.obs["mission"][-1], got.obs["mission"][-2])
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_an_episode_of_zero_steps_is_left_out_and_counted(read: Any, bare: bool) -> None:
+    """Its first observation is no step; metadata.json counts it."""
+    empty = {k: v[:0] for k, v in episode(1).items()} | {"observations": np.zeros((1, 2))}
+    found, got = read([episode(2), empty, episode(3), empty], bare=bare)
+    assert [len(t) for t in got] == [2, 3]
+    assert [t.metadata.seed for t in got] == [7, 9]
+    assert "2 episodes without a step left out" in found.warnings
+
+
+def test_an_empty_space_is_refused_with_its_key(read: Any) -> None:
+    box = {"type": "Box", "dtype": "float32", "shape": [0], "low": [], "high": []}
+    declared = {"type": "Dict", "subspaces": {"arm": BOX, "tool": box}}
+    arrays = {"observations/arm": np.zeros((4, 2)), "observations/tool": np.zeros((4, 0))}
+    made = [episode(3, observations=None) | arrays]
+    wide = [made[0] | {"observations/tool": np.zeros((4, 1))}]
+    with pytest.raises(ImportRefused, match="tool in metadata.json: bad shape"):
+        read(wide, observation_space=json.dumps(declared))
+    with pytest.raises(ImportRefused, match="observations/tool has no elements"):
+        read(made, bare=True)
+    found, _ = read([episode(3) | {"infos/none": np.zeros((4, 0))}])
+    assert "none" in found.dropped
+
+
+def test_dict_spaces_are_matched_by_name(read: Any) -> None:
+    """Whatever order the groups of a later file have."""
+
+    def made(*names: str) -> Any:
+        values = {"arm": np.ones((4, 2)), "hand": np.zeros((4, 2)), "leg": np.zeros((4, 2))}
+        return [episode(3, observations=None) | {f"observations/{n}": values[n] for n in names}]
+
+    found, _ = read(made("arm", "hand"))
+    _, (got,) = read(made("hand", "arm"), spec=found.spec)
+    assert got.obs["arm"].all() and not got.obs["hand"].any()
+    with pytest.raises(ImportRefused, match="other observations than the dataset"):
+        read(made("arm", "leg"), spec=found.spec)
+
+
 def test_a_long_episode_is_whole_and_the_order_is_numeric(read: Any) -> None:
     """Alphabetically episode_10 comes before episode_2; Minari's Arrow reader cuts at 32,767."""
     lengths = [1] * 11 + [40_000]
@@ -279,14 +349,24 @@ def external(folder: Path) -> Path:
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no rewards": (lambda p: write(p, [episode(3, rewards=None)]), "lacks rewards"),
     "no observations": (lambda p: write(p, [episode(3, observations=None)]), "lacks observations"),
-    "T observations": (
-        lambda p: write(p, [episode(3, observations=np.zeros((3, 2)))]),
+    "T+2 observations": (
+        lambda p: write(p, [episode(3, observations=np.zeros((5, 2)))]),
+        "not 4 rows",
+    ),
+    "T and T+2 observations": (
+        lambda p: write(
+            p,
+            [
+                episode(3, observations=None)
+                | {"observations/a": np.zeros((3, 2)), "observations/b": np.zeros((5, 2))}
+            ],
+        ),
         "not 4 rows",
     ),
     "short actions": (lambda p: write(p, [episode(3, actions=np.zeros((2, 1)))]), "not 3 rows"),
     "no steps": (
-        lambda p: write(p, [{k: v[:0] for k, v in episode(1).items()}]),
-        "wrong number of steps",
+        lambda p: write(p, [{k: v[:0] for k, v in episode(1).items()}] * 2),
+        "no episode has a step",
     ),
     "another shape later": (
         lambda p: write(p, [episode(3), episode(3, observations=np.zeros((4, 3)))]),
@@ -300,7 +380,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "NaN": (
         lambda p: write(p, [episode(3), episode(2, rewards=np.array([0, np.nan]))]),
-        r"episode_1: rewards",
+        r"episode_1/rewards",
     ),
     "an end in the middle": (
         lambda p: write(p, [episode(3, terminations=np.array([True, False, True]))]),

@@ -281,3 +281,13 @@ def test_a_folder_goes_through_the_sandbox(importing: Any, tmp_path: Path, kind:
         job = importing.run(packed, f"from-{kind}", format="minari")
     assert job.state == "succeeded", job
     assert (job.result["trajectories"], job.result["steps"]) == (2, 6)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_an_episode_of_zero_steps_is_left_out_and_counted(read: Read, kind: str) -> None:
+    empty = {name: column.slice(0, 1) for name, column in episode(1).items()}
+    found, got = read(kind, [episode(2), empty, episode(3)])
+    assert [len(t) for t in got] == [2, 3]
+    assert "1 episode without a step left out" in found.warnings
+    with pytest.raises(ImportRefused, match="no episode has a step"):
+        read(kind, [empty])

@@ -221,6 +221,20 @@ def test_one_row_an_episode(tmp_path: Path) -> None:
     assert "final observations" not in " ".join(found.warnings)
 
 
+def test_rows_without_a_step_are_left_out_and_counted(tmp_path: Path) -> None:
+    made = {
+        "obs": [[0.0, 0.5], [], [1.0, 1.5, 2.0], [9.0]],
+        "action": [[1, 0], [], [1, 1], []],
+        "reward": [[1.0, 2.0], [], [3.0, 4.0], []],
+        "terminated": [False, True, True, True],
+    }
+    found, got = read(write(tmp_path / "a.parquet", made))
+    assert [t.rewards.tolist() for t in got] == [[1, 2], [3, 4]]
+    assert [t.terminated for t in got] == [False, True]
+    assert [t.final_obs_valid for t in got] == [False, True]
+    assert "2 episodes without a step left out" in found.warnings
+
+
 def test_a_final_observation_is_known_where_all_arrays_of_the_episode_have_one(
     tmp_path: Path,
 ) -> None:
@@ -282,7 +296,7 @@ REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
     "an unknown role": (columns, ("torque=action",), "unknown role"),
     "two rewards": (columns, ("reward=reward,step",), "is one column"),
     "NaN in rewards": (lambda: columns(reward=[0.5, None] * 4), (), "invalid numbers"),
-    "NaN in observations": (lambda: columns(observation=[np.nan] * ROWS), (), "finite"),
+    "NaN in observations": (lambda: columns(observation=[np.nan] * ROWS), (), "invalid numbers"),
     "text as action": (lambda: columns(action=["a"] * ROWS), (), "text"),
     "lists of several lengths": (
         lambda: columns(observation=[[1.0]] * 7 + [[1.0, 2.0]]),
@@ -300,10 +314,24 @@ REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
         (),
         "without an image",
     ),
-    "an episode of 0 steps": (
-        lambda: {"obs": [[0.5], []], "action": [[1], []], "reward": [[0.5], []]},
+    "episodes of 0 steps": (
+        lambda: {
+            "obs": pa.array([[], []], pa.list_(pa.float32())),
+            "action": pa.array([[], []], pa.list_(pa.int64())),
+            "reward": pa.array([[], []], pa.list_(pa.float32())),
+        },
         (),
-        "no steps",
+        "no episode has a step",
+    ),
+    "an episode without rewards": (
+        lambda: {"obs": [[0.5], [1.0]], "action": [[1], [1]], "reward": [[0.5, 1.0], None]},
+        (),
+        "empty cells",
+    ),
+    "observations of no elements": (
+        lambda: columns(observation=pa.array([[]] * ROWS, pa.list_(pa.float32()))),
+        (),
+        "observation/observation has no elements",
     ),
     "no rows": (lambda: {k: v[:0] for k, v in columns().items()}, (), "empty"),
 }  # fmt: skip

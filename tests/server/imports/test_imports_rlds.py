@@ -292,7 +292,7 @@ BAD: dict[str, tuple[Values, dict[str, Any], str]] = {
     "missing episodes": (episode(3), {"splits": [{"shardLengths": ["2"]}]}, "episodes are missing"),
     "splits of words": (episode(3), {"splits": [{"shardLengths": ["x"]}]}, "cannot be read"),
     "another file format": (episode(3), {"fileFormat": "array_record"}, "not stored in TFRecord"),
-    "NaN": (episode(3, observation=np.full(6, np.nan)), {}, "finite"),
+    "NaN": (episode(3, observation=np.full(6, np.nan)), {}, "invalid numbers"),
     "out of range": (
         episode(3, action=[1, 2, 300]),
         {"steps": STEPS | {"action": tensor(1, dtype="uint8")}},

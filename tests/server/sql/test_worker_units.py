@@ -964,10 +964,11 @@ def test_sums_of_integers_are_ordinary_numbers(ask: Ask) -> None:
     ]
     table = loaded(payload)
     assert table.schema.names == ["a", "b", "c", "d", "e"]
-    assert table.schema.types[:4] == [pa.string(), pa.int64(), pa.int32(), pa.float64()]
+    assert table.schema.types[:3] == [pa.string(), pa.int64(), pa.int32()]
+    assert pa.types.is_decimal(table.schema.types[3])
     assert pa.types.is_decimal(table.schema.types[4])
     row = table.to_pylist()[0]
-    assert row["d"] == pytest.approx(5.0 * 2**63)
+    assert row["d"] == 10 + 5 * (2**63 - 1)
     del row["d"]
     assert row == {"a": "x", "b": 10, "c": 1, "e": decimal.Decimal("2.5")}
 
@@ -980,8 +981,24 @@ def test_128_bits_are_narrowed_where_they_fit() -> None:
         pa.chunked_array([pa.array([None, 2**63 - 1, -(2**63)], pa.int64())])
     )
     found = worker._narrowed(wide)
-    assert found.type == pa.float64()
-    assert found.to_pylist() == pytest.approx([2.0**63, -5.0])
+    assert found.to_pylist() == [2**63, -5], "exact"
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("18446744073709551617::hugeint", 2**64 + 1),
+        ("-18446744073709551617::hugeint", -(2**64) - 1),
+        ("170141183460469231731687303715884105727::hugeint", 2**127 - 1),
+        ("340282366920938463463374607431768211455::uhugeint", 2**128 - 1),
+        ("5::uhugeint", 5),
+        ("null::uhugeint", None),
+        ("18446744073709551615::ubigint", 2**64 - 1),
+    ],
+)
+def test_whole_numbers_are_exact_in_arrow(ask: Ask, sql: str, value: int | None) -> None:
+    _, payload = ask(f"select {sql} as a", form="arrow")
+    assert loaded(payload)["a"].to_pylist() == [value]
 
 
 # --- tables ---------------------------------------------------------------------------------------

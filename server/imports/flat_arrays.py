@@ -1,0 +1,299 @@
+"""The arrays of a flat file (HDF5, npz) by name, with their roles: those of D4RL's names, of other
+usual ones, or as the option `columns` gives them (column_map.py). Untrusted: runs only in the
+sandbox. Nothing here opens a file; hdf5.py and npz.py do.
+
+    observations [N, …] …             one array for all episodes
+    observations_0 [T, …] …           one for each episode, as d3rlpy 2 writes them
+    obs [N+E, …], indices [E-1] …     as imitation writes its trajectories
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.imports.column_map import USUAL, ColumnMap, column_map, shown
+from server.imports.ends import LISTS, factorized
+from server.imports.raw_file import Array, ImportRefused, check_dtype, check_size, plain
+from stepwell._plural import pluralize
+
+ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
+"""Arrays that `stepwell export` adds (stepwell/_export/flat.py): the last row of each trajectory,
+and the env spec as JSON in UTF-8."""
+D4RL = {
+    "observation=observations",
+    "action=actions",
+    "reward=rewards",
+    "terminated=terminals",
+    "truncated=timeouts",
+    "next_observation=next_observations",
+}
+"""Names that go without saying."""
+NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
+"""D4RL's names of what every file has."""
+PIECE = re.compile(r"(.+)_(\d{1,9})")
+MOST_UNREAD = 20
+
+
+class Member(Protocol):
+    """An array in the file, not yet read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self, *, texts: bool = False) -> Array:
+        """Raises `ImportRefused`; only with `texts` are texts allowed."""
+
+
+@dataclass(slots=True)
+class RawFile:
+    """The content of one file (ends.py: Rows)."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """By their names in the file."""
+    map: ColumnMap = field(default_factory=ColumnMap)
+    """Which of them is what."""
+    names: list[str] = field(default_factory=list)
+    """Of all arrays in the file, but infos and metadata."""
+    ends: NDArray[np.int64] | None = None
+    """The last row of each episode, where the layout says it."""
+    infos: dict[str, Array] = field(default_factory=dict)
+    """infos/<name>, each [N, …]."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Infos in the file that are dropped: name → reason."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """metadata/<name>: scalars and short texts; for arrays only the shape."""
+    warnings: list[str] = field(default_factory=list)
+    rows: int = 0
+
+    # --- what ends.py asks for --------------------------------------------------------------------
+
+    @property
+    def file_rows(self) -> list[int]:
+        return [self.rows]
+
+    @property
+    def columns(self) -> list[str]:
+        return self.names
+
+    def numbers_of(self, name: str) -> Array:
+        """[N], of an array [N] or [N, 1]."""
+        return column_of(name, self.arrays[name], self.rows)
+
+    def ids(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        array = self.arrays[name]
+        if array.dtype.kind not in "USO":
+            array = self.numbers_of(name)
+        elif array.shape != (self.rows,):
+            raise wrong_length(name, array, self.rows)
+        return factorized(name, array)
+
+    def is_scalar(self, name: str) -> bool:
+        array = self.arrays.get(name)
+        return array is not None and array.shape in ((self.rows,), (self.rows, 1))
+
+
+def info_name(name: str) -> str | None:
+    """infos/a/b → a/b; None if it is not an info."""
+    return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
+
+
+def read_arrays(
+    source: RawFile,
+    members: Mapping[str, Member],
+    given: Sequence[str],
+    size: int,
+    memory: int,
+) -> None:
+    """Put the arrays that have a role into `source`, and those that may tell episodes apart; a
+    warning lists the others. Raises `ImportRefused`."""
+    infos = {info: m for name, m in members.items() if (info := info_name(name)) is not None}
+    own = {name: members[name] for name in (ENDS, SPEC) if name in members}
+    arrays = {k: m for k, m in members.items() if info_name(k) is None and k not in own}
+    source.names = [name for name in arrays if not name.startswith("metadata/")]
+    pieces = _pieces(source.names)
+    source.map = column_map([*pieces] or source.names, given)
+    used, episode = source.map.used() & arrays.keys(), {*source.map.episode}
+    episode |= {*source.map.rivals.get("episode", ())}
+    rivals = {name for names in source.map.rivals.values() for name in names}
+    lists = {name for name in source.names if name.lower() in LISTS or name == "indices"}
+    wanted = {name: arrays[name] for name in sorted(used | rivals | lists)}
+    parts = {name: arrays[name] for names in pieces.values() for name in names.values()}
+    every = (*wanted.values(), *parts.values(), *infos.values(), *own.values())
+    check_size(sum(member.nbytes for member in every), size, memory)
+    for name, member in wanted.items():
+        try:
+            source.arrays[name] = member.read(texts=name in episode)
+        except ImportRefused:
+            if name in used:
+                raise
+    readable = source.arrays.keys()
+    for role, names in source.map.rivals.items():
+        source.map.rivals[role] = tuple(name for name in names if name in readable or pieces)
+    source.arrays |= {name: member.read() for name, member in own.items()}
+    source.infos = {info: member.read() for info, member in infos.items()}
+    for key, columns in source.map.arrays["info"].items():
+        if len(columns) > 1:
+            raise ImportRefused(
+                f"columns: info/{key} is one array", expected="one name", got=shown(columns)
+            )
+        source.infos[key] = source.arrays[columns[0]]
+    if pieces:
+        _join(source, pieces, {name: member.read() for name, member in parts.items()})
+    first = next(iter(source.map.arrays["observation"].values()), ("",))[0]
+    first_array = source.arrays.get(first)
+    source.rows = 0 if first_array is None or not first_array.ndim else len(first_array)
+    _from_imitation(source)
+    unread = sorted(name for name in arrays if name not in {*source.arrays, *parts})
+    flags = _glance(source, {name: arrays[name] for name in unread})
+    if unread:
+        more = f"; if {flags[0][:80]} marks ends: columns=done={flags[0][:80]}" if flags else ""
+        source.warnings.append(f"not read: {shown(unread, MOST_UNREAD)}{more}")
+
+
+def column_of(name: str, array: Array, rows: int) -> Array:
+    """An array [N], or [N, 1], as [N]."""
+    check_dtype(name, array.dtype)
+    if array.shape == (rows, 1):
+        array = array[:, 0]
+    if array.shape != (rows,):
+        raise wrong_length(name, array, rows)
+    return native(array)
+
+
+def native(array: Array) -> Array:
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def wrong_length(name: str, array: Array, rows: int) -> ImportRefused:
+    return ImportRefused(
+        f"{name[:100]} has the wrong length",
+        expected=f"[{rows}] or [{rows}, 1], as observations has {pluralize(rows, 'row')}",
+        got=f"shape {array.shape}",
+    )
+
+
+def missing(role: str, source: RawFile) -> ImportRefused:
+    name = NAMES.get(role, "terminals")
+    none = "; columns=reward= if there is none" if role == "reward" else ""
+    if role == "terminated":
+        none = "; columns=terminated= if no episode was terminated"
+    return ImportRefused(
+        f"{name} is missing",
+        expected=f"{', '.join(NAMES.values())}, terminals; or columns={role}=NAME, of the arrays "
+        f"of the file{none}",
+        got=shown(source.names),
+    )
+
+
+def _glance(source: RawFile, members: Mapping[str, Member]) -> list[str]:
+    """Read further arrays of one number a row: they may be a part of an id, times or a mask. What
+    cannot be read is left. Returns those that are 0 and 1."""
+    flags = []
+    for name, member in members.items():
+        try:
+            fits = source.rows and member.shape in ((source.rows,), (source.rows, 1))
+            if not fits or name.startswith("metadata/"):
+                continue
+            texts = not plain(member.dtype)
+            source.arrays[name] = array = member.read(texts=texts)
+        except (ImportRefused, OSError, RuntimeError, ValueError, TypeError, KeyError):
+            continue
+        if not texts and bool(((array == 0) | (array == 1)).all()) and 0 < array.sum() < len(array):
+            flags.append(name)
+    return flags
+
+
+# --- one set of arrays for each episode -----------------------------------------------------------
+
+
+def _pieces(names: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Usual name → number of the episode → its array; {} for a file of another layout."""
+    found: dict[str, dict[int, str]] = {}
+    roles = {usual: role for role, known in USUAL.items() for usual in known}
+    for name in names:
+        match = PIECE.fullmatch(name)
+        if match and match[1].lower() in roles:
+            found.setdefault(match[1], {})[int(match[2])] = name
+    have = {roles[base.lower()] for base in found}
+    whole = {roles.get(name.lower()) for name in names}
+    if not {"observation", "action", "reward"} <= have or "reward" in whole:
+        return {}
+    return found
+
+
+def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, Array]) -> None:
+    """One array of each kind, and where episodes end."""
+    reward = source.map.one("reward") or ""
+    every = sorted(pieces.get(reward, ()))
+    numbers = [n for n in every if parts[pieces[reward][n]].size]
+    lengths = [len(parts[pieces[reward][n]]) for n in numbers]
+    if not numbers:
+        raise ImportRefused("no episode has a step", got=pluralize(len(every), "episode"))
+    observations = {n for names in source.map.arrays["observation"].values() for n in names}
+    for base, known in pieces.items():
+        if sorted(known) != every:
+            raise ImportRefused(
+                f"{base}_… are not there for every episode",
+                expected=f"{base}_{every[0]} … {base}_{every[-1]}",
+                got=pluralize(len(known), "array"),
+            )
+        arrays = [parts[known[number]] for number in numbers]
+        final = base in observations and all(
+            a.ndim and len(a) == n + 1 for a, n in zip(arrays, lengths, strict=True)
+        )
+        if final:
+            source.arrays["next_observations"] = np.concatenate([a[1:] for a in arrays])
+            key = next(k for k, names in source.map.arrays["observation"].items() if base in names)
+            source.map.arrays["next_observation"] = {key: ("next_observations",)}
+            arrays = [a[:-1] for a in arrays]
+        arrays = [
+            np.where(np.arange(n) == n - 1, a, a.dtype.type(0)) if a.ndim == 0 else a
+            for a, n in zip(arrays, lengths, strict=True)
+        ]
+        source.arrays[base] = np.concatenate(arrays)
+    source.ends = np.cumsum(lengths) - 1
+    if skipped := len(every) - len(numbers):
+        source.warnings.append(f"{pluralize(skipped, 'episode')} without a step left out")
+    source.warnings.append(f"one set of arrays for each of {pluralize(len(numbers), 'episode')}")
+
+
+def _from_imitation(source: RawFile) -> None:
+    """imitation's trajectories: T+1 observations each, `indices` where actions of the next one
+    begin, `terminal` for each."""
+    indices, terminal = source.arrays.get("indices"), source.arrays.get("terminal")
+    actions = next(iter(source.map.arrays["action"].values()), ("",))
+    if indices is None or terminal is None or len(actions) != 1 or actions[0] not in source.arrays:
+        return
+    count, steps = terminal.size, len(source.arrays[actions[0]])
+    if indices.shape != (count - 1,) or source.rows != steps + count:
+        return
+    ends = np.append(indices.astype(np.int64), steps) - 1
+    if ends[0] < 0 or bool((np.diff(ends) < 1).any()):
+        raise ImportRefused(
+            "indices do not count up",
+            expected="the first step of each trajectory but the first",
+            got=f"{indices[:5].tolist()}",
+        )
+    finals = ends + 1 + np.arange(count)
+    firsts = np.concatenate([[0], finals[:-1] + 1])
+    for key, (name, *_) in source.map.arrays["observation"].items():
+        whole = source.arrays[name]
+        source.arrays[name] = np.delete(whole, finals, axis=0)
+        source.arrays[f"next {name}"] = np.delete(whole, firsts, axis=0)
+        source.map.arrays["next_observation"][key] = (f"next {name}",)
+    source.arrays["terminal"] = np.zeros(steps, np.bool_)
+    source.arrays["terminal"][ends] = terminal.reshape(-1)
+    source.rows, source.ends = steps, ends
+    source.warnings.append(f"{pluralize(count, 'trajectory', 'trajectories')} of imitation")
