@@ -39,7 +39,8 @@ def test_numbers_are_flags(flags: Any) -> None:
 def test_other_numbers_are_refused_by_name(flags: Any, got: str) -> None:
     with pytest.raises(ImportRefused, match="terminals does not contain flags") as caught:
         as_flags("terminals", flags)
-    assert (caught.value.expected, caught.value.got) == ("0 or 1", got)
+    assert caught.value.expected == "0 or 1"
+    assert str(caught.value.got).partition(" in row ")[0] == got
     for name, both in (
         ("terminations", (flags, np.zeros(3))),
         ("truncations", (np.zeros(3), flags)),
