@@ -177,10 +177,11 @@ class BulkInsert:
         self.store.put(FOLDER, shard_id + SUFFIX, f"shards/{self.partition}".encode())
         self._marks.append(shard_id)
         now = time.time()
-        entries = [
-            entry_of(item, self.partition, now).having(seq=seq)
-            for seq, item in enumerate(group, self._next)
-        ]
+        entries = []
+        row = 0
+        for seq, item in enumerate(group, self._next):
+            entries.append(entry_of(item, self.partition, now, seq=seq, row_start=row))
+            row += entries[-1].rows
         self._next += len(group)
         batches = (self._batch(item) for item in group)
         shard = new_shard(self.store, self.dataset, entries, batches, [], None, shard_id)

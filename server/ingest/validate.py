@@ -99,17 +99,20 @@ def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         yield group
 
 
-def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
-    """The entry of a trajectory that is about to be stored; its seq is assigned later."""
+def entry_of(
+    checked: ValidTrajectory, partition: str, now: float, *, seq: int = 0, row_start: int = 0
+) -> Entry:
+    """The entry of a trajectory that is about to be stored. What is not given is assigned later."""
     trajectory = checked.trajectory
     return Entry(
         header=trajectory.header(),
         digest=checked.digest,
-        seq=0,
+        seq=seq,
         partition=partition,
         total_reward=trajectory.total_reward,
         bytes=trajectory.nbytes,
         created_at=now,
+        row_start=row_start,
     )
 
 

@@ -131,13 +131,12 @@ def write_shard(
             group.append(batch)
             rows += count
             size += nbytes
-            placed.append(entry.having(row_start=row))
+            placed.append(entry if entry.row_start == row else entry.having(row_start=row))
             row += count
         close_group()
-        table = json.dumps([entry.to_json() for entry in placed], separators=(",", ":"))
         described = {
             DATASET_KEY: dataset.encode(),
-            TRAJECTORIES_KEY: table.encode(),
+            TRAJECTORIES_KEY: _table(placed),
             SPEC_KEY: schema.metadata[SPEC_KEY],
         }
         said = {
@@ -147,6 +146,14 @@ def write_shard(
         }
         writer.add_key_value_metadata({key.decode(): text.decode() for key, text in said.items()})
     return placed
+
+
+def _table(entries: list[Entry]) -> bytes:
+    try:
+        return orjson.dumps(entries)
+    except TypeError:  # integers beyond 64 bits
+        rows = [entry.to_json() for entry in entries]
+        return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.RecordBatch:
