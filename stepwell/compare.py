@@ -369,7 +369,9 @@ def _duration(seconds: float) -> str:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser("compare", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("dataset", help="dataset to train on; its episodes of evaluations are kept there, too")
+    common.add_dataset(
+        parser, help="dataset to train on; its episodes of evaluations are kept there, too"
+    )
     add("--env", required=True, help="gymnasium id of the environment that evaluates")
     add("--recipes", default="offline,bc,bc10", help="comma-separated (default: %(default)s)")
     add("--seeds", default="0-2", help="training seeds, as 0-4 or 0,3,7 (default: %(default)s)")

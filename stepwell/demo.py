@@ -1,6 +1,6 @@
 """`stepwell demo`: run the whole platform on this machine with the commands a user would type.
 
-    serve · generate data (or --dataset) · import · train ×3 · collect · evaluate ×3 · sql · table
+    serve · generate data (or --file) · import · train ×3 · collect · evaluate ×3 · sql · table
 
 Each command is printed before it runs. What serve, dash and collect print goes to DIR/logs/.
 """
@@ -145,8 +145,8 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
         commands.start("stepwell", "dash", "--port", str(dash_port))
     with Client(url) as client:
         client.wait_ready(60)
-        path = args.dataset or args.data / f"{BUILTIN[env][0]}.hdf5"
-        if not args.dataset:
+        path = args.file or args.data / f"{BUILTIN[env][0]}.hdf5"
+        if not args.file:
             generate = (path.stem, str(path), "--steps", str(args.steps))
             run("python", "-m", "collector.builtin", *generate)
         stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in path.stem.lower())
@@ -232,16 +232,22 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "platform, as separate processes on this machine.",
         "  stepwell demo\n"
         "  stepwell demo --env LunarLanderContinuous-v3\n"
-        "  stepwell demo --dataset hopper-medium-v2.hdf5 --env Hopper-v5 --updates 20000",
+        "  stepwell demo --file hopper-medium-v2.hdf5 --env Hopper-v5 --updates 20000",
     )
     add = parser.add_argument
     names = ", ".join(BUILTIN)
-    add("--dataset", type=Path, help="a D4RL-layout HDF5 file (default: made for --env)")
-    add("--env", help=f"gymnasium id (default: Pendulum-v1); without --dataset one of: {names}")
+    add(
+        "--file",
+        "--dataset",
+        dest="file",
+        type=Path,
+        help="a D4RL-layout HDF5 file (default: made for --env)",
+    )
+    add("--env", help=f"gymnasium id (default: Pendulum-v1); without --file one of: {names}")
     add("--recipe", help="training recipe (default: made for --env, or `offline`)")
     add("--data", type=Path, default=Path("stepwell-demo"), help="where everything is kept")
     add("--seed", type=int, default=0, help="training seed")
-    add("--steps", type=int, default=100_000, help="steps to generate, without --dataset")
+    add("--steps", type=int, default=100_000, help="steps to generate, without --file")
     add("--updates", type=int, help="updates of every run (default: the recipe's)")
     add("--episodes", type=int, default=EVALUATION_SEEDS, help="evaluation episodes")
     add("--collect-episodes", type=int, default=20, help="episodes that the collector plays")
@@ -256,13 +262,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     require(*modules_of("all"))  # its commands would fail one by one
-    if args.dataset and not args.env:
-        parser.error("--dataset needs --env: which environment evaluates it? e.g. --env Hopper-v5")
-    if args.dataset and not args.dataset.is_file():
-        parser.error(f"--dataset: no such file: {args.dataset}")
+    if args.file and not args.env:
+        parser.error("--file needs --env: which environment evaluates it? e.g. --env Hopper-v5")
+    if args.file and not args.file.is_file():
+        parser.error(f"--file: no such file: {args.file}")
     args.env = args.env or "Pendulum-v1"
-    if not args.dataset and args.env not in BUILTIN:
-        parser.error(f"--env {args.env}: give its data, --dataset FILE.hdf5, or one of: {names}")
+    if not args.file and args.env not in BUILTIN:
+        parser.error(f"--env {args.env}: give its data, --file FILE.hdf5, or one of: {names}")
     args.recipe = args.recipe or BUILTIN.get(args.env, ("", "offline"))[1]
     return args
 

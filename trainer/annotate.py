@@ -209,7 +209,9 @@ def _check_actions(agent: Agent, data: RunData, policy: str, dataset: str) -> No
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser("annotate", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("dataset", metavar="DATASET", help="a dataset, or a version of it (NAME@VERSION)")
+    common.add_dataset(
+        parser, metavar="DATASET", help="a dataset, or a version of it (NAME@VERSION)"
+    )
     add("--policy", default="", metavar="RUN[:VERSION]",
         help="a published policy, by version or alias (default: latest)")  # fmt: skip
     add("--where", default="", metavar="SQL", help="condition over `trajectories`")

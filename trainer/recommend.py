@@ -79,7 +79,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "  stepwell recommend hopper --toml > hopper.toml",
     )
     add = parser.add_argument
-    add("dataset", metavar="DATASET")
+    common.add_dataset(parser, metavar="DATASET")
     add("--where", default="", help="SQL condition over trajectories, e.g. '\"return\" > 50'")
     add("--memory", default="auto", choices=("auto", "none", "transformer", "gru"),
         help="the agent's memory (default: auto, by the dataset's tag)")  # fmt: skip

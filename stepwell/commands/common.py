@@ -33,6 +33,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(f"{message}\nsee: {self.prog} --help")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if hasattr(found, "dataset_option"):
+            given = [name for name in (found.dataset, found.dataset_option) if name]
+            if len(given) != 1:
+                self.error("expected one dataset, as the first word or as --dataset")
+            found.dataset = given[0]
+            del found.dataset_option
+        return found, rest
+
+
+def add_dataset(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """A dataset as the first word; `--dataset`, as workers have it, will do, too."""
+    parser.add_argument("dataset", nargs="?", **options)
+    parser.add_argument("--dataset", dest="dataset_option", help=argparse.SUPPRESS)
+
 
 def parser(command: str, description: str, examples: str = "") -> argparse.ArgumentParser:
     return Parser(

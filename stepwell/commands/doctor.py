@@ -35,7 +35,7 @@ EXAMPLES = """\
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("doctor", ABOUT, EXAMPLES)
-    parser.add_argument("dataset", metavar="DATASET[@VERSION]")
+    common.add_dataset(parser, metavar="DATASET[@VERSION]")
     parser.add_argument(
         "--severity", choices=SEVERITIES,
         help="the least to show (default note), or to repair (default warning)",

@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
         "Without this command it happens within seconds.",
         "  stepwell flush hopper",
     )
-    parser.add_argument("dataset")
+    common.add_dataset(parser)
     common.add_connection(parser)
     args = parser.parse_args(argv)
     with common.connect(args) as client:

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser("trajectories", ABOUT, EXAMPLES)
     actions = common.subcommands(parser)
     listing = common.add_action(actions, "list", list_trajectories, "trajectories of a dataset")
-    listing.add_argument("dataset")
+    common.add_dataset(listing)
     listing.add_argument("--partition", choices=("fifo", "protected"))
     listing.add_argument("--purpose", choices=("train", "eval"))
     for field in ("env", "policy", "run", "tag"):

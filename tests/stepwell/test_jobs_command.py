@@ -78,6 +78,23 @@ def test_a_command_without_an_action_lists(
     assert "actions" in capsys.readouterr().out
 
 
+def test_a_dataset_is_named_as_the_first_word_or_by_its_option(
+    service: Any, client: Client, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.upload(name, write_npz(tmp_path / "a.npz"), format="npz", create=True)
+    where = ["--url", service.url]
+    for words in ([name], ["--dataset", name]):
+        assert cli.main(["trajectories", "list", *words, *where]) == 0
+        assert cli.main(["flush", *words, *where]) == 0
+        out = str(tmp_path / words[0].strip("-"))
+        assert cli.main(["export", *words, out, "--format", "npz", *where]) == 0
+        assert "1 trajectory" in capsys.readouterr().out
+    for words in ([], [name, "--dataset", name]):
+        with pytest.raises(SystemExit) as refused:
+            cli.main(["doctor", *words, *where])
+        assert refused.value.code == 2 and "expected one dataset" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_that_the_service_goes_on(
     service: Any,
     client: Client,
