@@ -335,3 +335,25 @@ def test_the_same_numbers_in_another_type_are_taken() -> None:
     interface = interface_of(Shell(gs.Box(0, 255, (2,), np.uint8), gs.Discrete(2)), "Loose-v0")
     assert interface.encode_observation(np.array([7.0, 255.0]))["observation"].tolist() == [7, 255]
     assert interface.encode_observation([0, 9])["observation"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("env_id", "use"),
+    [
+        ("FrozenLake-v0", "FrozenLake-v1"),
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("CartPole", "CartPole-v1"),
+        ("collector.builtin:stepwell/Recall", "collector.builtin:stepwell/Recall-v0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_id_that_does_not_work_is_refused_by_the_one_that_does(env_id: str, use: str) -> None:
+    with pytest.raises(EnvError, match=f"use {use}$") as refused:
+        make(env_id)
+    assert "plugin" not in str(refused.value)
+
+
+def test_an_environment_has_one_name_whoever_registers_it() -> None:
+    env = make("collector.builtin:stepwell/Recall-v0")
+    found = interface_of(env, "collector.builtin:stepwell/Recall-v0")
+    assert found.env_id == found.spec.env == env.spec.id == "stepwell/Recall-v0"  # type: ignore[union-attr]

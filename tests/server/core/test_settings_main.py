@@ -108,6 +108,17 @@ def test_bad_options_are_one_line_naming_the_option(
     assert error.count("\n") == 1
 
 
+def test_a_path_that_cannot_hold_data_is_named_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    for path in ("/proc/foo", tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["--data", str(path), "--port", "0"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{path} cannot hold the data" in line and "expected a directory" in line
+        assert "Errno" not in line
+
+
 def test_a_taken_port_and_a_taken_directory_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
