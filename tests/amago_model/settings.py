@@ -50,6 +50,7 @@ TRY: dict[str, list[Any]] = {
     "dataset": ["pendulum"],
     "where": ["length > 3"],
     "snapshot": ["s_1"],
+    "device": ["cpu", "cuda:1"],
     "output": [Path("elsewhere")],
     "plugin": [("json", "statistics")],
     "data.cache": [Path("columns")],

@@ -159,7 +159,7 @@ def test_an_environment_that_dies_is_made_again(
         wait_until(lambda: len(workers(process.pid)) == 2, WAIT, what="another process")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT)
-    assert process.returncode == 0 and "died" in errors, errors
+    assert process.returncode == 3 and "died" in errors, errors
     assert client.run(f"run-{name}").status == "stopped"
 
 

@@ -23,6 +23,8 @@ GENERAL = {
     "service",
     "access",
     "request",
+    "response",
+    "wait",
     "name",
     "format",
     "partition",

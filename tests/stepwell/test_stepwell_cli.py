@@ -467,9 +467,9 @@ def test_a_run_with_many_metrics_is_a_summary_and_its_config_says_where_from(run
 
 def test_a_refused_command_line_says_where_the_help_is(capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["datasets"])
+        cli.main(["datasets", "show"])
     assert caught.value.code == 2
-    assert "see: stepwell datasets --help" in capsys.readouterr().err
+    assert "see: stepwell datasets show --help" in capsys.readouterr().err
 
 
 def test_workers(run, ask, client):

@@ -35,7 +35,7 @@ def test_a_port_that_somebody_has_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--env", "Hopper-v5"], "--dataset FILE.hdf5"),
+        (["--env", "Hopper-v5"], "--file FILE.hdf5"),
         (["--dataset", "nowhere.hdf5", "--env", "X"], "no such file"),
         (["--dataset", __file__], "needs --env"),
     ],
