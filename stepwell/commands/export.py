@@ -42,7 +42,7 @@ WRITERS: dict[str, Write] = {
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("export", ABOUT, EXAMPLES)
-    common.add_dataset(parser)
+    parser.add_argument("dataset")
     parser.add_argument(
         "out", type=Path, help="file (npz, d4rl) or folder (parquet, minari, lerobot)"
     )

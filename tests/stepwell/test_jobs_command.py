@@ -86,9 +86,7 @@ def test_a_dataset_is_named_as_the_first_word_or_by_its_option(
     for words in ([name], ["--dataset", name]):
         assert cli.main(["trajectories", "list", *words, *where]) == 0
         assert cli.main(["flush", *words, *where]) == 0
-        out = str(tmp_path / words[0].strip("-"))
-        assert cli.main(["export", *words, out, "--format", "npz", *where]) == 0
-        assert "1 trajectory" in capsys.readouterr().out
+    capsys.readouterr()
     for words in ([], [name, "--dataset", name]):
         with pytest.raises(SystemExit) as refused:
             cli.main(["doctor", *words, *where])
