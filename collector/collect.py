@@ -159,7 +159,7 @@ def _status(
             or stats.error
             or run.outbox.last_error
             or (source.last_error if source else "")
-            or stats.remark
+            or "; ".join(stats.remarks)
         ),
         "metrics": [
             MetricPoint(key=key, step=stats.clock, value=value, time=time.time())
@@ -313,10 +313,10 @@ def _play(
                 stats.add_episode(episode)
             stats.steps, stats.stepping_since = rollout.steps, None
             stats.broken, stats.error = rollout.broken, rollout.broken.last
-            remark = "; ".join(filter(None, (rollout.outside, rollout.endless)))
-            if remark != stats.remark:
-                say(remark.removeprefix(f"{stats.remark}; "))
-                stats.remark = remark
+            for remark in (rollout.outside, rollout.endless):
+                if remark and remark not in stats.remarks:
+                    say(remark)
+                    stats.remarks.append(remark)
             if run.outbox.held and config.when_ahead == "drop-oldest":
                 stats.dropped += run.outbox.drop_oldest(config.envs)
             stats.waiting = "" if rollout.playing else _waits_for(config, source, stats, pacing)

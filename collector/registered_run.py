@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from amago_model.errors import AmagoError
+from amago_model.runtime.devices import why_no_device
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
 from collector.envs import (
     Env,
@@ -55,13 +56,8 @@ def prepare(config: EnvironmentConfig) -> None:
     if config.nice and hasattr(os, "nice"):  # not on Windows
         os.nice(max(0, config.nice - os.nice(0)))  # the same if called again
     torch.set_num_threads(config.threads)
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        reason = str(error).split("\n")[0]
-        raise EnvError(
-            f"--device {config.device}: {reason}; expected a device that torch has here, as cpu"
-        ) from None
+    if why := why_no_device(config.device):
+        raise EnvError(f"--device {why}")
     import_plugins(config.plugin, EnvError)
 
 

@@ -206,7 +206,7 @@ class Rollout:
     def _on_reset(
         self, env_index: int, seed: int | None, obs: Arrays, info: Mapping[str, Any]
     ) -> None:
-        self._look(obs, f"seed {seed}, reset")
+        self._look(obs, seed, 0)
         self._actor.reset(env_index, seed)
         if self._exploration is not None:
             self._exploration.reset(env_index)
@@ -232,7 +232,7 @@ class Rollout:
         if obs is not None:
             self.inputs.step(env_index, action, reward, obs)
         recorder = self._recorders[env_index]
-        self._look(obs, f"seed {recorder.seed}, step {recorder.length + 1}")
+        self._look(obs, recorder.seed, recorder.length + 1)
         episode = recorder.add_step(action, reward, obs, terminated, truncated, info)
         if recorder.running and recorder.length == ENDLESS_STEPS:
             self.endless = (
@@ -247,9 +247,9 @@ class Rollout:
             recorder.change_policy(actor.policy_id(env_index))
         return episode
 
-    def _look(self, obs: Arrays | None, place: str) -> None:
+    def _look(self, obs: Arrays | None, seed: int | None, step: int) -> None:
         if obs is not None and not self.outside and (why := self._interface.outside(obs)):
-            self.outside = f"{why} ({place})"
+            self.outside = f"{why} (seed {seed}, step {step})"
 
     def _on_error(
         self, env_index: int, error: str, seed: int | None = None

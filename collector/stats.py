@@ -40,7 +40,7 @@ class CollectorStatistics:
     waiting: str = ""
     """What it waits for, while no episode runs."""
     error: str = ""
-    remark: str = ""
+    remarks: list[str] = field(default_factory=list)
     """What is odd about the episodes, although nothing failed."""
     stepping_since: float | None = None
     """Time (monotonic) at which the step that is being made began."""

@@ -28,6 +28,7 @@ from amago_model.data.batch import Batch
 from amago_model.dormant_units import dormant_units
 from amago_model.running_statistics import freeze_statistics
 from amago_model.runtime.compiling import compiled, wants_compiling
+from amago_model.runtime.devices import why_no_device
 from amago_model.runtime.host_memory import keep_freed_memory
 from amago_model.runtime.micro_batches import update_statistics
 from amago_model.runtime.optimizer import (
@@ -93,13 +94,8 @@ def _use_gpu(config: TrainConfig) -> None:
             f"device: {config.device} is one GPU, and several processes have one each; choose them"
             " with CUDA_VISIBLE_DEVICES"
         )
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        reason = str(error).split("\n")[0]
-        raise SettingError(
-            f"device: {config.device}: {reason}; expected a device that torch has here, as cpu"
-        ) from None
+    if why := why_no_device(config.device):
+        raise SettingError(f"device: {why}")
     os.environ["ACCELERATE_TORCH_DEVICE"] = config.device
 
 

@@ -136,7 +136,7 @@ def write_shard(
         close_group()
         described = {
             DATASET_KEY: dataset.encode(),
-            TRAJECTORIES_KEY: _table(placed),
+            TRAJECTORIES_KEY: orjson.dumps(placed),
             SPEC_KEY: schema.metadata[SPEC_KEY],
         }
         said = {
@@ -146,14 +146,6 @@ def write_shard(
         }
         writer.add_key_value_metadata({key.decode(): text.decode() for key, text in said.items()})
     return placed
-
-
-def _table(entries: list[Entry]) -> bytes:
-    try:
-        return orjson.dumps(entries)
-    except TypeError:  # integers beyond 64 bits
-        rows = [entry.to_json() for entry in entries]
-        return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.RecordBatch:

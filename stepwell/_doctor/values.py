@@ -85,11 +85,7 @@ def _outside(s: Subject) -> str | None:
         if not isinstance(space, Box) or is_blob(space):
             continue
         for value, low, high in _bounded(sql, space):
-            margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
-            if low > -1e30:
-                parts.append(f"{value} < {low - margin!r}")
-            if high < 1e30:
-                parts.append(f"{value} > {high + margin!r}")
+            parts += _beyond(value, low, high)
     if not parts:
         return None
     return f"""select trajectory_id as id, 'step ' || min(t) as what from {s.steps}
@@ -102,6 +98,13 @@ def _bounded(sql: str, space: Box) -> list[tuple[str, float, float]]:
     return list(zip(_action_numbers(sql, space), low, high, strict=False))
 
 
+def _beyond(value: str, low: float, high: float) -> list[str]:
+    """Conditions of a number beyond its bounds, with room for rounding."""
+    margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
+    parts = [f"{value} < {low - margin!r}"] * (low > -1e30)
+    return parts + [f"{value} > {high + margin!r}"] * (high < 1e30)
+
+
 def _observation_outside(s: Subject) -> str | None:
     limits: dict[str, tuple[float, float]] = {}
     for key, space, count in s.vectors():
@@ -112,10 +115,7 @@ def _observation_outside(s: Subject) -> str | None:
     conditions = []
     for name, sql in s.numbers():
         low, high = limits.get(name, (-math.inf, math.inf))
-        margin = 1e-4 * (high - low) if high - low < 1e30 else 0.0
-        parts = [f"{sql} < {low - margin!r}"] * (low > -1e30)
-        parts += [f"{sql} > {high + margin!r}"] * (high < 1e30)
-        if parts:
+        if parts := _beyond(sql, low, high):
             declared = literal(f", its space says {low:g} to {high:g}")
             what = f"{literal(f'{name} = ')} || {sql} || {declared}"
             conditions.append((what, " or ".join(parts)))

@@ -109,15 +109,9 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     assert problems == [f"shards/fifo/{shard.name}"]
 
 
-@pytest.mark.parametrize("name", [*ON_START, "rebuild.before_rename", "rebuild.after_rename"])
-def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_mends(
-    name: str,
-    start_service: Callable[..., Any],
-    traffic: Callable[[Any], Any],
-    reopen: Callable[[Path, Any], None],
-    ledger: Any,
-) -> None:
-    """What is damaged here can be put back: everything is served, by the next start, too."""
+@pytest.fixture
+def filled(start_service: Callable[..., Any], traffic: Callable[[Any], Any], ledger: Any) -> Any:
+    """A service that holds something of each kind, some of it not sealed yet."""
     service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
     before = traffic(service)
     before.prepare()
@@ -128,6 +122,18 @@ def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_m
     before.put_video(before.evaluate())
     before.make_version("v1")
     before.post("kept", 1)
+    return service
+
+
+@pytest.mark.parametrize("name", [*ON_START, "rebuild.before_rename", "rebuild.after_rename"])
+def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_mends(
+    name: str,
+    filled: Any,
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    """What is damaged here can be put back: everything is served, by the next start, too."""
+    service = filled
     files = data_files(service.data)
     dies = {"STEPWELL_FAILPOINT": name}
     if name in ("clean.before_rename", "clean.after_rename"):
@@ -178,23 +184,12 @@ def data_files(data: Path) -> set[str]:
 @pytest.mark.parametrize("name", ON_REBUILD)
 def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     name: str,
-    start_service: Callable[..., Any],
-    traffic: Callable[[Any], Any],
+    filled: Any,
     reopen: Callable[[Path, Any], None],
     ledger: Any,
 ) -> None:
-    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
-    before = traffic(service)
-    before.prepare()
-    before.post("kept", 2)
-    before.client.flush("kept")
-    before.post("kept", 1)
-    before.client.publish_policy("r", 1, b"weights")
-    ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
-    before.put_video(before.evaluate())
-    before.make_version("v1")
-    service.kill()
-    data = service.data
+    filled.kill()
+    data = filled.data
     assert (data / "index.sqlite-wal").stat().st_size, "the newest commits are in the WAL only"
     (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
     (data / "videos" / "vid_stray.gif").write_bytes(b"GIF89a stray")

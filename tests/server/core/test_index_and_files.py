@@ -20,7 +20,6 @@ from server.index.db import IndexUnusable
 from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.main import db_main
 from server.storage.mark import Mark, read_mark, write_mark
-from server.storage.store import DirectoryInUse
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -437,18 +436,3 @@ def test_a_crash_while_the_log_is_copied_into_the_file_is_no_other_log(
     live = start(data=data)
     live.flush()
     assert state(live) == expected
-
-
-def test_a_backup_leaves_the_log_of_a_running_service_alone(
-    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = start()
-    grow(live, 1)
-
-    def fail(_: Any) -> Any:
-        raise AssertionError("it is being written")
-
-    monkeypatch.setattr("server.index.index_file.mend_wal", fail)
-    refuse_wrong_index(live.data, live.data / "index.sqlite", running=True)
-    with pytest.raises(DirectoryInUse):
-        fsck.check(live.data)
