@@ -454,7 +454,10 @@ def run_colours(runs: Iterable[Any]) -> dict[str, str]:
 
 
 def run_mark(run: Any) -> str:
-    """The mark of a run's state; a running run without a recent heartbeat is shown as silent."""
+    """The mark of a run's state; a running run without a recent heartbeat is shown as silent, and
+    one that ended with something to tell, such as broken episodes, without its check mark."""
+    if run.status == "finished" and run.error:
+        return "! finished"
     return mark("lost" if run.status == "running" and not run.alive else run.status)
 
 

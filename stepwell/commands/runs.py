@@ -85,7 +85,7 @@ def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
                 r.name,
                 *([r.title or ""] if titled else []),
                 r.kind,
-                r.status,
+                "finished, with errors" if r.status == "finished" and r.error else r.status,
                 r.alarm_summary,
                 r.policies,
                 r.host,

@@ -17,7 +17,8 @@ from collector.collect import collect
 from collector.config import CollectConfig
 from collector.main import main
 from collector.record import record
-from stepwell import Client
+from dashboard.components import run_mark
+from stepwell import Client, cli
 from stepwell.doctor import diagnose
 
 
@@ -131,6 +132,9 @@ def test_a_part_that_breaks_is_counted_by_cause_and_has_its_exit_status(
     assert first.startswith("3 x step failed: episode 2 slipped by 0.2857") and "step 2)" in first
     assert second.startswith("1 x step failed: observation 'observation' holds NaN")
     assert head in " ".join(capfd.readouterr().err.split())
+    assert run_mark(run) == "! finished", "no check mark"
+    assert cli.main(["runs", "list", "--url", client.url]) == 0
+    assert "finished, with errors" in capfd.readouterr().out
     assert main([*words, "--episodes", "2"]) == 0, "the next ones end"
     assert client.run(f"run-{name}").error == ""
 
