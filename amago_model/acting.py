@@ -39,6 +39,8 @@ class ActingPolicy(nn.Module):
     def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
         super().__init__()
         self.config, self.spaces = config, spaces
+        self.fixed_shapes = False
+        """Never pack batches, so that all shapes follow from the batch's: for CUDA graphs."""
         self.metadata: dict[str, Any] = {}
         """Metadata of the policy file besides config and spaces; see policy_file.py."""
         custom, memory = config.custom, config.trajectory_encoder
@@ -154,14 +156,18 @@ class ActingPolicy(nn.Module):
         return self.encode_trajectory(timesteps, batch.time_idx, packing), packing
 
     def choose_packing(self, mask: Tensor) -> Packing | None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.fixed_shapes:
             return None
-        faster = mask.device.type == "cpu" and (
-            supports_packing(self.timestep_encoder) or supports_packing(self.trajectory_encoder)
-        )
-        if mask.is_cuda and hasattr(self.trajectory_encoder, "prefers_packing"):
-            faster = self.trajectory_encoder.prefers_packing(mask.device)
-        return make_packing(mask) if faster else None
+        return make_packing(mask) if self.skips_padding(mask.device) else None
+
+    def skips_padding(self, device: torch.device) -> bool:
+        """Whether packed windows are faster on this device."""
+        if device.type == "cpu":
+            encoders = self.timestep_encoder, self.trajectory_encoder
+            return any(supports_packing(encoder) for encoder in encoders)
+        if device.type == "cuda" and hasattr(self.trajectory_encoder, "prefers_packing"):
+            return bool(self.trajectory_encoder.prefers_packing(device))
+        return False
 
     def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
         """The kernels that the memory uses for windows, such as {"attention": "sdpa"}.

@@ -117,7 +117,13 @@ class BatchMoments(Statistics):
         return self.mean, self.variance
 
     def apply_batch(self, x: Tensor, mask: Tensor) -> None:
-        _, self.mean, self.variance = masked_moments(x, mask)
+        _, mean, variance = masked_moments(x, mask)
+        if x.is_cuda and hasattr(self, "mean"):
+            # In place: a CUDA graph repeats its writes to the same memory.
+            self.mean.copy_(mean)
+            self.variance.copy_(variance)
+        else:
+            self.mean, self.variance = mean, variance
 
 
 class RunningMoments(Statistics):

@@ -13,6 +13,9 @@ separate processes, in alternation of two seconds each. The result is the median
     mfu             the FLOPs of the matmuls per second of the update, divided by the peak rate
                     (--peak-tflops, or the rate measured for a large square matmul)
     peak_megabytes  the memory of an update besides weights, optimiser state and batch
+    graphs          on a GPU: the same update replayed as a CUDA graph, as the trainer does by
+                    default; first_seconds is the time until the first replay, and
+                    reserved_megabytes is all memory that the process has taken from the GPU
     vs_amago        updates per second, divided by those of AMAGO 3.3.0 with the same setting. AMAGO
                     was measured once, on as many cores of a similar machine, not in this run
 
@@ -39,6 +42,7 @@ from torch import Tensor
 
 from amago_model import Agent, Batch, make_agent
 from amago_model.runtime.compiling import compiled
+from amago_model.runtime.cuda_graphs import WARM_UP, CudaRecorder, GraphedUpdates
 from amago_model.runtime.host_memory import keep_freed_memory
 from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 from benchmarks.flops import Matmul, update_matmuls
@@ -109,10 +113,33 @@ class Ours:
         return {n: p.grad for n, p in self.agent.named_parameters() if p.grad is not None}
 
 
+class Graphs(Ours):
+    """The same update, replayed as a CUDA graph."""
+
+    def __init__(self, agent: Agent, setting: Setting) -> None:
+        super().__init__(agent, setting)
+        agent.policy.fixed_shapes = True
+        self._replayed = GraphedUpdates(
+            lambda batch, _: {"loss": super(Graphs, self).update(batch)},
+            CudaRecorder(torch.device(setting.device)),
+            required=True,
+            say=print,
+        )
+
+    def update(self, batch: Batch) -> Tensor:
+        return self._replayed(batch, False)["loss"]
+
+
 SIDES: dict[str, Callable[[Agent, Setting], Any]] = {
     "ours": Ours,
     "baseline": lambda agent, _: Baseline(agent, learning_rate=LEARNING_RATE, grad_clip=GRAD_CLIP),
+    "graphs": Graphs,
 }
+
+
+def sides(setting: Setting) -> list[str]:
+    graphs = setting.device.startswith("cuda") and not setting.compile
+    return ["ours", "baseline", *(["graphs"] if graphs else [])]
 
 
 def differences(setting: Setting, *, double: bool = False) -> dict[str, float]:
@@ -120,7 +147,7 @@ def differences(setting: Setting, *, double: bool = False) -> dict[str, float]:
     and noise."""
     agent, batch = setting.make()
     losses, gradients = [], []
-    for make in SIDES.values():
+    for make in (SIDES["ours"], SIDES["baseline"]):
         torch.manual_seed(1)  # dropout
         copy, _ = setting.make()
         copy.load_state_dict(agent.state_dict())
@@ -158,16 +185,24 @@ def timed(action: Callable[[], object], times: int, device: str) -> tuple[float,
 
 
 def _work(pipe: Connection, name: str, setting: Setting) -> None:
-    """The process of one side. It first sends the megabytes that an update needs. Then it
-    repeatedly receives a number of updates, makes them and sends the times of one; 0 ends it."""
+    """The process of one side. It first sends what it needs of memory and for its first updates.
+    Then it repeatedly receives a number of updates, makes them and sends the times of one; 0 ends
+    it."""
     torch.set_num_threads(setting.threads)
     if name == "ours":
         keep_freed_memory()
     agent, batch = setting.make()
     side = SIDES[name](agent, setting)
-    pipe.send(_memory_of(side, batch, setting.device))
-    for _ in range(2 if setting.compile else 0):
+    found: dict[str, float | None] = {"peak_megabytes": _memory_of(side, batch, setting.device)}
+    _synchronize(setting.device)
+    began = time.perf_counter()
+    for _ in range(WARM_UP + 2 if name == "graphs" else 2 if setting.compile else 1):
         side.update(batch)
+    _synchronize(setting.device)
+    found["first_seconds"] = time.perf_counter() - began
+    if setting.device.startswith("cuda"):
+        found["reserved_megabytes"] = torch.cuda.memory_reserved() / 1e6
+    pipe.send(found)
     while times := pipe.recv():
         pipe.send(timed(lambda: side.update(batch), times, setting.device))
 
@@ -175,20 +210,20 @@ def _work(pipe: Connection, name: str, setting: Setting) -> None:
 def alternate(setting: Setting, repeats: int) -> dict[str, dict[str, Any]]:
     """Median wall-clock and CPU seconds of an update of each side, measured in alternation."""
     context = multiprocessing.get_context("spawn")
-    pipes, memory = {}, {}
-    for name in SIDES:
+    pipes, first = {}, {}
+    for name in sides(setting):
         pipes[name], theirs = context.Pipe()
         context.Process(target=_work, args=(theirs, name, setting), daemon=True).start()
-        memory[name] = pipes[name].recv()
+        first[name] = pipes[name].recv()
 
     def run(name: str, times: int) -> tuple[float, float]:
         pipes[name].send(times)
         return pipes[name].recv()  # type: ignore[no-any-return]
 
-    times = {name: max(1, round(TURN / run(name, 2)[0])) for name in SIDES}
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
+    times = {name: max(1, round(TURN / run(name, 2)[0])) for name in pipes}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in pipes}
     for _ in range(repeats):
-        for name in SIDES:
+        for name in pipes:
             seconds[name].append(run(name, times[name]))
     for pipe in pipes.values():
         pipe.send(0)
@@ -197,7 +232,7 @@ def alternate(setting: Setting, repeats: int) -> dict[str, dict[str, Any]]:
             "seconds": statistics.median(wall for wall, _ in runs),
             "cpu_seconds": statistics.median(processor for _, processor in runs),
             "all_seconds": [round(wall, 6) for wall, _ in runs],
-            "peak_megabytes": memory[name],
+            **first[name],
         }
         for name, runs in seconds.items()
     }
@@ -286,7 +321,7 @@ def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[s
         whole = differences(dataclasses.replace(setting, compile=False), double=True)
         off |= {f"{name}_in_float64": value for name, value in whole.items()}
         equal = max(whole["loss"], whole["gradient"]) <= TOLERANCE / 1000
-    sides = alternate(setting, repeats)
+    measured = alternate(setting, repeats)
     on_cpu = not setting.device.startswith("cuda")
     spaces = size.spaces(setting.action)
     matmuls = update_matmuls(
@@ -297,12 +332,14 @@ def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[s
         transitions=exists if on_cpu and not setting.compile else None,
         plain=on_cpu and not setting.compile,
     )
-    seconds = sides["ours"]["seconds"]
+    # The one that the trainer uses by default.
+    fastest = measured.get("graphs", measured["ours"])
+    seconds = fastest["seconds"]
     context = multiprocessing.get_context("spawn")
     with context.Pool(1, torch.set_num_threads, (setting.threads,)) as pool:
         cost = pool.apply(machine, (setting, matmuls, seconds))
         peak = peak_tflops * 1e12 if peak_tflops else pool.apply(peak_rate, (setting,))
-    for side in sides.values():
+    for side in measured.values():
         side["updates_per_second"] = 1.0 / side["seconds"]
         side["timesteps_per_second"] = exists / side["seconds"]
     return {
@@ -311,9 +348,12 @@ def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[s
         "transitions": exists,
         "difference": off,
         "equal": equal,
-        **sides,
-        "speedup": sides["baseline"]["seconds"] / seconds,
-        "speedup_cpu_time": sides["baseline"]["cpu_seconds"] / sides["ours"]["cpu_seconds"],
+        **measured,
+        "speedup": measured["baseline"]["seconds"] / seconds,
+        "speedup_cpu_time": measured["baseline"]["cpu_seconds"] / fastest["cpu_seconds"],
+        "speedup_of_graphs": measured["ours"]["seconds"] / seconds
+        if "graphs" in measured
+        else None,
         "vs_amago": None if not size.amago or not on_cpu else 1.0 / seconds / size.amago,
         **cost,
         "peak_gflops_per_second": peak / 1e9,
@@ -323,18 +363,25 @@ def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[s
 
 
 def _line(r: dict[str, Any]) -> str:
-    ours, plain = r["ours"], r["baseline"]
+    ours, plain = r.get("graphs", r["ours"]), r["baseline"]
     amago = f", {r['vs_amago']:.2f}x AMAGO" if r["vs_amago"] else ""
     memory = " / ".join(
         "?" if x["peak_megabytes"] is None else f"{x['peak_megabytes']:.0f}" for x in (ours, plain)
     )
+    graphs = ""
+    if r["speedup_of_graphs"]:
+        graphs = (
+            f", {r['speedup_of_graphs']:.2f}x without graphs, first replay after "
+            f"{ours['first_seconds']:.1f} s, reserves {ours['reserved_megabytes']:.0f} MB instead "
+            f"of {r['ours']['reserved_megabytes']:.0f}"
+        )
     return (
         f"{r['size']} {r['action']} ({r['windows']} x {r['window']}, {r['threads']} threads): "
         f"{ours['updates_per_second']:.2f} updates/s, {ours['timesteps_per_second']:.0f} "
         f"timesteps/s; {r['speedup']:.2f}x the baseline ({r['speedup_cpu_time']:.2f}x in processor "
-        f"time){amago}; {r['gflops']:.2f} GFLOP, {100 * r['gemm_fraction']:.0f}% of the GEMM rate, "
-        f"{100 * r['mfu']:.0f}% of peak; {memory} MB; gradient off by "
-        f"{r['difference']['gradient']:.1e}"
+        f"time){amago}{graphs}; {r['gflops']:.2f} GFLOP, "
+        f"{100 * r['gemm_fraction']:.0f}% of the GEMM rate, {100 * r['mfu']:.0f}% of peak; "
+        f"{memory} MB; gradient off by {r['difference']['gradient']:.1e}"
     )
 
 

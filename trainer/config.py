@@ -274,8 +274,9 @@ class TrainConfig(RunSettings):
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the forward pass."""
     compile: Literal["off", "auto", "on", "graphs"] = "off"
-    """Compile the update with torch.compile, which takes minutes: on: fail if it does not work;
-    auto: on a GPU where it works; graphs: also replay CUDA graphs."""
+    """How updates run: off: as they are; graphs: as CUDA graphs, recorded once and replayed; auto:
+    graphs on a GPU where updates can be recorded; on: compiled by torch.compile, which takes
+    minutes."""
     agent: AgentConfig = Field(default_factory=AgentConfig)
     """The agent."""
     data: DataConfig = Field(default_factory=DataConfig)

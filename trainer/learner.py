@@ -13,7 +13,7 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -27,7 +27,8 @@ from amago_model.config import CustomConfig
 from amago_model.data.batch import Batch
 from amago_model.dormant_units import dormant_units
 from amago_model.running_statistics import freeze_statistics
-from amago_model.runtime.compiling import compiled, wants_compiling
+from amago_model.runtime.compiling import bucket, compiled
+from amago_model.runtime.cuda_graphs import CudaRecorder, GraphedUpdates, Recorder
 from amago_model.runtime.devices import why_no_device
 from amago_model.runtime.host_memory import keep_freed_memory
 from amago_model.runtime.micro_batches import update_statistics
@@ -43,6 +44,7 @@ from trainer.errors import SettingError, TrainerError
 
 Metrics = dict[str, Tensor]
 GRADIENT_NORM = "optimizer/gradient_norm"
+_FINITE = "optimizer/finite"
 DORMANT_TRANSITIONS = 512
 """Approximate number of transitions over which a dormant unit is always zero."""
 
@@ -132,14 +134,14 @@ class Learner:
         updates: int,
         compiling: str = "off",
         window: int | None = None,
+        echo: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`compiling`: TrainConfig.compile. `window`: transitions of the longest window."""
         self.agent, self.config, self.seed, self.updates = agent, config, seed, updates
-        self.accelerator = accelerator
+        self.accelerator, self._window = accelerator, window
         agent.train()
-        if wants_compiling(compiling, accelerator.device):
-            graphs = compiling == "graphs"
-            forward = compiled(agent, accelerator.device, graphs=graphs, longest=window)
-            agent.forward = forward  # type: ignore[method-assign]
+        if compiling == "on":
+            agent.forward = compiled(agent, accelerator.device, longest=window)  # type: ignore[method-assign]
         # Fused: one call for all parameters.
         optimizer = torch.optim.AdamW(
             agent.trainable_parameters(),
@@ -161,6 +163,41 @@ class Learner:
         self.skipped = 0
         self.defers_check = accelerator.device.type == "cuda"
         """On a GPU an update is checked after the next one is queued: the CPU runs ahead."""
+        self._rate: Tensor | None = None
+        self.graphs: GraphedUpdates | None = None
+        """Replays updates as CUDA graphs, with the learning rate as a tensor."""
+        if self._wants_graphs(compiling):
+            recorder = CudaRecorder(accelerator.device)
+            self.use_graphs(recorder, required=compiling == "graphs", echo=echo)
+
+    def use_graphs(
+        self, recorder: Recorder, *, required: bool, echo: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """From now on, replay updates that the recorder has recorded."""
+        self.agent.policy.fixed_shapes = True
+        self._rate = torch.zeros((), device=self.accelerator.device)
+        self.graphs = GraphedUpdates(self._recorded, recorder, required=required, say=echo)
+
+    def _wants_graphs(self, compiling: str) -> bool:
+        """Whether a setting replays updates as CUDA graphs. Raises `SettingError` for "graphs"
+        where that is not possible."""
+        if compiling not in ("auto", "graphs"):
+            return False
+        why = None
+        if self.accelerator.device.type != "cuda":
+            why = f"the device is {self.accelerator.device}"
+        elif self.world > 1:
+            why = f"{self.world} processes exchange gradients"
+        elif self.config.accumulate > 1:
+            why = "optimizer.accumulate splits batches"
+        elif self.scaler is not None:
+            why = "the scale of fp16 follows the gradients"
+        if why is None and compiling == "auto":
+            with self.accelerator.autocast():
+                return not self.agent.policy.skips_padding(self.accelerator.device)
+        if why is not None and compiling == "graphs":
+            raise SettingError(f"compile: CUDA graphs cannot be used: {why}. Set compile to 'auto'")
+        return why is None
 
     def learning_rate(self, update: int) -> float:
         """Of update 0, 1, …: a linear warm-up, times a constant or a cosine decay to 0."""
@@ -175,9 +212,26 @@ class Learner:
 
         Skips the step where the gradient is not finite, on every process alike; see `check_finite`.
         """
+        rate = self.learning_rate(update)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(update)
+            group["lr"] = rate
         self._seed_noise(self.seed, update, 0, 0)
+        if self.graphs is None:
+            metrics = self._compute_gradients(update, batch, detailed) | self._step(detailed)
+        else:
+            assert self._rate is not None
+            self._rate.fill_(rate)
+            batch = batch.padded(bucket(batch.mask.shape[1], self._window))
+            metrics = self.graphs(self._with_noise(batch), detailed)
+        finite = metrics.pop(_FINITE)
+        if detailed:
+            with self._evaluating():
+                few = max(1, DORMANT_TRANSITIONS // batch.mask.shape[1])
+                metrics |= dormant_units(self.agent, batch.windows(0, few))
+        return Update(metrics, finite)
+
+    def _compute_gradients(self, update: int, batch: Batch, detailed: bool) -> Metrics:
+        """Forward and backward passes over all micro-batches of this process's batch."""
         parts, counts = [batch], None
         if self.world > 1 or self.config.accumulate > 1:
             counts = self._counts(batch)
@@ -197,7 +251,17 @@ class Learner:
                     loss, shown = self.model(part, detailed=detailed, counts=counts)
                     self._backward(loss)
                 seen.append(shown)
-        metrics = _merge_parts(seen)
+        return _merge_parts(seen)
+
+    def _recorded(self, batch: Batch, detailed: bool) -> Metrics:
+        """The whole update of one batch with noise, as a CUDA graph repeats it."""
+        metrics: Metrics
+        loss, metrics = self.model(batch, detailed=detailed)
+        self._backward(loss)
+        return metrics | self._step(detailed)
+
+    def _step(self, detailed: bool) -> Metrics:
+        """Clip the gradient, step and update the targets, unless the gradient is not finite."""
         norm, norms = self._clip(detailed)
         finite = torch.isfinite(norm)
         skip = (~finite).to(torch.float32) if self.defers_check else None
@@ -206,15 +270,11 @@ class Learner:
             if early:
                 self.agent.update_targets(skip)
             self.agent.update_lagged_critics(skip)
-            step_adamw(self.optimizer, skip)
+            step_adamw(self.optimizer, skip, self._rate)
             if not early:
                 self.agent.update_targets(skip)
         forget_gradients(self.parameters)
-        if detailed:
-            with self._evaluating():
-                few = max(1, DORMANT_TRANSITIONS // batch.mask.shape[1])
-                metrics |= dormant_units(self.agent, batch.windows(0, few))
-        return Update(metrics | norms | {GRADIENT_NORM: norm}, finite)
+        return norms | {GRADIENT_NORM: norm, _FINITE: finite}
 
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
         """The losses of held-back windows by name, as means over all batches.

@@ -182,7 +182,10 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             updates=config.updates,
             compiling=config.compile,
             window=config.data.window,
+            echo=echo,
         )
+        if learner.graphs is not None:
+            echo("updates are replayed as CUDA graphs")
         update, health, same_ratio = 0, Health(config), False
         if resumed is not None:
             checkpoints.restore(resumed, agent, learner.optimizer)

@@ -39,15 +39,6 @@ def _trial(x: Tensor) -> Tensor:
     return (x * 2.0).sin().sum()
 
 
-def wants_compiling(setting: str, device: torch.device | str) -> bool:
-    """Whether a setting (off, auto, on or graphs) compiles on this device. auto does not compile on
-    a CPU, where an update with shapes that depend on the data is faster."""
-    if setting == "auto":
-        kind = torch.device(device).type
-        return kind == "cuda" and compile_obstacle(kind) is None
-    return setting != "off"
-
-
 def bucket(n_transitions: int, longest: int | None = None) -> int:
     """The padded length of a batch of n transitions: the next of 8, 16, 32, …, but at most
     `longest`, the longest window of the data."""
@@ -56,19 +47,13 @@ def bucket(n_transitions: int, longest: int | None = None) -> int:
 
 
 def compiled(
-    agent: Agent,
-    device: torch.device | str,
-    *,
-    graphs: bool = False,
-    longest: int | None = None,
+    agent: Agent, device: torch.device | str, *, longest: int | None = None
 ) -> Callable[..., Any]:
     """The agent's compiled forward pass, with the arguments of Agent.forward.
 
     Args:
         agent: the agent to compile.
         device: the device of the agent.
-        graphs: record the kernels of an update once per shape and replay them (CUDA graphs), which
-            saves launch overhead.
         longest: transitions of the longest possible window, if known.
 
     Raises:
@@ -77,10 +62,7 @@ def compiled(
     kind = torch.device(device).type
     if why := compile_obstacle(kind):
         raise ConfigError(f"torch.compile does not work on device '{kind}': {why}. Disable it")
-    if graphs and kind != "cuda":
-        raise ConfigError(f"CUDA graphs cannot be used on device '{kind}'; compile without them")
-    mode = "reduce-overhead" if graphs else None
-    forward = torch.compile(agent.forward, dynamic=False, mode=mode)
+    forward = torch.compile(agent.forward, dynamic=False)
 
     def run(
         batch: Batch, detailed: bool = True, counts: dict[str, float] | None = None
@@ -92,13 +74,10 @@ def compiled(
             batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
         if counts is not None:
             counts = {k: torch.as_tensor(v, device=device) for k, v in counts.items()}  # type: ignore[misc]
-        if graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         with warnings.catch_warnings(), torch._dynamo.config.patch(suppress_errors=True):
             # Dynamo traces through lru_cache; the cached values are constants.
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools")
             loss, metrics = forward(batch, detailed=detailed, counts=counts)
-        # A replayed graph writes its results to the same memory each time.
-        return loss, {k: v.clone() for k, v in metrics.items()} if graphs else metrics
+        return loss, metrics
 
     return run

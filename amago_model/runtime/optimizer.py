@@ -35,11 +35,14 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 @torch.no_grad()
-def step_adamw(optimizer: torch.optim.AdamW, skip: Tensor | None = None) -> None:
+def step_adamw(
+    optimizer: torch.optim.AdamW, skip: Tensor | None = None, rate: Tensor | None = None
+) -> None:
     """optimizer.step() for an AdamW with fused=True and otherwise default options.
 
     `skip` [] float32: 1 (e.g. for NaN gradients) skips the step, 0 makes it; the decision needs no
-    device synchronisation.
+    device synchronisation. `rate` [] float32: the learning rate of all groups, on the device of the
+    parameters, for CUDA graphs; None: each group's `lr`.
     """
     groups = [[p for p in g["params"] if p.grad is not None] for g in optimizer.param_groups]
     if not all(p in optimizer.state for learned in groups for p in learned):
@@ -61,7 +64,7 @@ def step_adamw(optimizer: torch.optim.AdamW, skip: Tensor | None = None) -> None
             [state["exp_avg_sq"] for state in states],
             [],
             steps,
-            lr=group["lr"],
+            lr=group["lr"] if rate is None else rate,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=group["weight_decay"],

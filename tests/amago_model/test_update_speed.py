@@ -336,7 +336,7 @@ def test_a_compiled_update_draws_what_any_other_draws(
     torch.manual_seed(3)
     loss, _ = compiling.compiled(agent, "cpu")(batch, counts=counts)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    assert given == [{"dynamic": False, "mode": None}]
+    assert given == [{"dynamic": False}]
 
 
 def test_compiled_batches_have_few_lengths(
@@ -414,15 +414,3 @@ def test_where_there_is_no_compiler_it_is_refused_by_name(
     monkeypatch.setattr(compiling, "compile_obstacle", lambda _: "RuntimeError: no g++")
     with pytest.raises(ConfigError, match=r"'cpu'.*no g\+\+"):
         compiling.compiled(agent, "cpu")
-    monkeypatch.setattr(compiling, "compile_obstacle", lambda _: None)
-    with pytest.raises(ConfigError, match="CUDA graphs.*'cpu'"):
-        compiling.compiled(agent, "cpu", graphs=True)
-
-
-def test_auto_compiles_on_a_gpu_that_can_and_never_on_a_cpu(monkeypatch) -> None:
-    wants = compiling.wants_compiling
-    monkeypatch.setattr(compiling, "compile_obstacle", lambda _: None)
-    assert wants("auto", "cuda") and wants("on", "cpu") and wants("graphs", "cuda")
-    assert not wants("auto", "cpu") and not wants("off", "cuda")
-    monkeypatch.setattr(compiling, "compile_obstacle", lambda _: "broken")
-    assert not wants("auto", "cuda")
