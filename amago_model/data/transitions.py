@@ -112,10 +112,19 @@ class LossMasks(NamedTuple):
 def has_target(batch: Batch, losses: LossConfig) -> Tensor:
     """[B, T] bool: the transition terminates, or its next state can be evaluated: the observation
     was recorded and, for `losses.bc_target_penalty`, the action in it too."""
-    valid = batch.next_obs_valid
     if losses.bc_target_penalty > 0:
-        valid = valid & next_action_known(batch)
-    return batch.mask & (batch.terminated | valid)
+        return has_next_value(batch) & (batch.terminated | next_action_known(batch))
+    return has_next_value(batch)
+
+
+def has_next_value(batch: Batch) -> Tensor:
+    """[B, T] bool: the transition exists, and terminates or has a recorded next observation."""
+    return batch.mask & (batch.terminated | batch.next_obs_valid)
+
+
+def multiplied_reward(batch: Batch, multiplier: float) -> Tensor:
+    """[B, T]: the rewards in the unit of values and targets; 0 at padding."""
+    return torch.where(batch.mask, batch.reward * multiplier, 0.0)
 
 
 def next_action_known(batch: Batch) -> Tensor:

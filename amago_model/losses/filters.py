@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from amago_model.config import AgentConfig, FilterConfig, LeakyReLUFilterConfig
 from amago_model.data.batch import Batch
-from amago_model.data.transitions import Transitions
+from amago_model.data.transitions import Transitions, has_next_value, multiplied_reward
 from amago_model.heads.popart import PopArt
 from amago_model.losses.critic_evaluation import CriticEvaluation
+from amago_model.losses.td_targets import n_step_sums
 from amago_model.registry import custom_module
 from amago_model.running_statistics import BatchMoments
 
@@ -64,12 +65,7 @@ def n_step_values(reward: Tensor, usable: Tensor, value: Tensor, gammas: Tensor,
     Shapes: reward, usable [B, T], value q [B, T, G] of each action alone, gammas [G] -> [B, T, G].
     Fewer actions before an unusable transition and at the end of the window.
     """
-    r_t, values = reward[:, :-1].unsqueeze(-1), value
-    followed = (usable[:, :-1] & usable[:, 1:]).unsqueeze(-1)
-    for _ in range(min(n, reward.shape[1]) - 1):
-        longer = torch.where(followed, r_t + gammas * values[:, 1:], value[:, :-1])
-        values = torch.cat((longer, value[:, -1:]), dim=1)
-    return values
+    return n_step_sums(value, reward, gammas, usable[:, :-1] & usable[:, 1:], n)
 
 
 class AdvantageFilter(nn.Module):
@@ -99,8 +95,8 @@ class AdvantageFilter(nn.Module):
         if c.n_step == 1:
             advantage = evaluation.advantage
             return advantage if c.advantage == "raw" else popart.normalized_difference(advantage)
-        usable = batch.mask & batch.action_known & (batch.terminated | batch.next_obs_valid)
-        reward = torch.where(batch.mask, batch.reward * self.multiplier, 0.0)
+        usable = has_next_value(batch) & batch.action_known
+        reward = multiplied_reward(batch, self.multiplier)
         q = tr.unflatten(popart.to_return(evaluation.action_value))
         values = tr.flatten(n_step_values(reward, usable, q, self.gammas, c.n_step))
         advantage = popart.normalize(values) - popart.to_normalized(evaluation.policy_value)

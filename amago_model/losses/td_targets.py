@@ -19,7 +19,12 @@ from torch import Tensor
 from amago_model.config import ActionSpace, AgentConfig, LossConfig
 from amago_model.critics import Critics
 from amago_model.data.batch import Batch, encode_action
-from amago_model.data.transitions import Transitions, has_target, next_action_known
+from amago_model.data.transitions import (
+    Transitions,
+    has_target,
+    multiplied_reward,
+    next_action_known,
+)
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Categorical, Deterministic, Distribution
 from amago_model.losses.critic_evaluation import StateValue, data_action_outputs, policy_values
@@ -104,7 +109,7 @@ def bootstrapped_returns(
     """Returns [B, T, G] from next_value [B, T, G] and gammas [G], in units of the multiplied
     reward."""
     usable = has_target(batch, config)
-    reward = torch.where(batch.mask, batch.reward * config.reward_multiplier, 0.0)
+    reward = multiplied_reward(batch, config.reward_multiplier)
     terms = reward, batch.terminated, usable, next_value, gammas
     if config.td_lambda is None:
         returns = n_step_returns(*terms, config.n_step)
@@ -126,15 +131,27 @@ def n_step_returns(
 
     Entries of unusable transitions are undefined: the losses mask them.
     """
-    r_t = reward.unsqueeze(-1)
-    discount_t = gammas * (~terminated).unsqueeze(-1)
-    returns = r_t + discount_t * next_value
-    # y_n[t] = r[t] + discount * (y_(n-1)[t+1] if transition t+1 is usable, else q[t])
+    discount = gammas * (~terminated).unsqueeze(-1)
+    one_step = reward.unsqueeze(-1) + discount * next_value
+    return n_step_sums(one_step, reward, discount, usable[:, 1:], n)
+
+
+def n_step_sums(
+    one_step: Tensor, reward: Tensor, discount: Tensor, continues: Tensor, n: int
+) -> Tensor:
+    """Sums over up to n transitions, from those over one:
+
+        y_1 = one_step,   y_n[t] = r[t] + discount[t] y_(n-1)[t+1]   if continues[t], else y_1[t]
+
+    Shapes: one_step [B, T, G], reward [B, T], discount [B, T, G] or [G], continues [B, T - 1]:
+    whether the sum may go on with transition t + 1. Returns [B, T, G].
+    """
+    r, more, sums = reward[:, :-1].unsqueeze(-1), continues.unsqueeze(-1), one_step
+    discount = discount[:, :-1] if discount.ndim > 1 else discount
     for _ in range(min(n, reward.shape[1]) - 1):
-        later = torch.where(usable[:, 1:].unsqueeze(-1), returns[:, 1:], next_value[:, :-1])
-        later = torch.cat((later, next_value[:, -1:]), dim=1)
-        returns = r_t + discount_t * later
-    return returns
+        longer = torch.where(more, r + discount * sums[:, 1:], one_step[:, :-1])
+        sums = torch.cat((longer, one_step[:, -1:]), dim=1)
+    return sums
 
 
 def lambda_returns(
