@@ -183,14 +183,16 @@ class Traffic:
 
 
 def listing(app: TestClient, dataset: str) -> list[dict[str, Any]]:
-    """All living trajectories of a dataset, page by page."""
+    """All living trajectories of a dataset."""
+    return pages(app, f"/v1/datasets/{dataset}/trajectories", order="seq")
+
+
+def pages(app: TestClient, path: str, **params: str) -> list[dict[str, Any]]:
+    """All rows of a list, page by page."""
     items: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
     while True:
-        page = app.get(
-            f"/v1/datasets/{dataset}/trajectories",
-            params={"order": "seq", "limit": 100, **cursor},
-        ).raise_for_status()
+        page = app.get(path, params={**params, "limit": 1000, **cursor}).raise_for_status()
         items += page.json()["items"]
         if page.json()["next"] is None:
             return items

@@ -23,7 +23,7 @@ from stepwell.codec import decode
 from stepwell.errors import ServiceUnreachable
 from stepwell.testing import wait_until
 from tests.failpoints import failpoints_of
-from tests.faults.conftest import Ledger, Traffic, listing
+from tests.faults.conftest import Ledger, Traffic, listing, pages
 
 BACKUPS = int(os.environ.get("STEPWELL_BACKUPS", "3"))
 ROUNDS = 2
@@ -95,8 +95,8 @@ def judge_restored(app: Any, before: Ledger, read: Collection[str] | None = None
         app.get(f"/v1/evaluations/{evaluation}/videos/0").raise_for_status()
     noted = app.get("/v1/datasets/kept/annotations").raise_for_status().json()["items"]
     assert {one["name"] for one in noted} >= before.annotations
-    found = {v["name"] for v in app.get("/v1/datasets/kept/versions?limit=1000").json()["items"]}
-    assert set(before.versions) - before.doubtful <= found
+    versions = {one["name"] for one in pages(app, "/v1/datasets/kept/versions")}
+    assert set(before.versions) - before.doubtful <= versions
 
 
 def check_restored(data: Path, before: Ledger, read: Collection[str] | None = None) -> None:

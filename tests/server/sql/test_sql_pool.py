@@ -69,7 +69,11 @@ class Caller(threading.Thread):
 def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
     """An endless query of `user` that has a worker; the worker is killed in the end."""
     sql = world.service.sql
-    before = set(sql._all)
+
+    def busy() -> set[Any]:
+        return set(sql._all) - set(sql._callers._idle)
+
+    others = busy()
     options = {"timeout": LONG, **options}
     caller = Caller(world, ENDLESS, user=user, **options)
     key = user if options["timeout"] <= module.SHORT else f"{user} (long)"
@@ -77,9 +81,8 @@ def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
     try:
         yield caller
     finally:
-        for worker in before:
-            if worker.cpu_seconds() > 0:
-                worker.kill()
+        for worker in busy() - others:
+            worker.kill()
         caller.join(LONG)
 
 
