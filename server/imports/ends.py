@@ -189,8 +189,8 @@ def split_by_flags(
 ) -> NDArray[np.bool_]:
     """[rows]: where episodes end. The last row is one, whatever the flags say."""
     marks = _marks(flags, rows.rows, columns)
-    if not {"done", "first"} & flags.keys():
-        check_masks(rows, columns, marks, flags)
+    check_masks(rows, columns, marks, flags)
+    marks = with_restarts(rows, columns, marks, flags, warnings)
     check_sources(rows, columns, marks)
     if not marks[-1]:
         if "first" not in flags:
@@ -202,6 +202,50 @@ def split_by_flags(
             )
         marks[-1] = True
     return marks
+
+
+def with_restarts(
+    rows: Rows,
+    columns: ColumnMap,
+    marks: NDArray[np.bool_],
+    flags: Flags,
+    warnings: list[str],
+) -> NDArray[np.bool_]:
+    """The ends, and those where the column of steps begins again. Raises `ImportRefused` where
+    rows are not in its order, or where `done` or `first` says that there is no end."""
+    step = columns.one("step")
+    if step is None or not rows.is_scalar(step):
+        return marks
+    try:
+        steps = rows.numbers_of(step)
+    except ImportRefused:
+        if "step" in columns.given:
+            raise
+        return marks
+    back = ~marks[:-1] & (steps[1:] <= steps[:-1])
+    if not bool(back.any()):
+        return marks
+    row = int(back.argmax())
+    exact = next((role for role in ("done", "first") if role in flags), None)
+    if exact is not None or bool((steps[1:][back] != steps.min()).any()):
+        check_sources(rows, columns, marks)  # says more
+        name = exact and (columns.one(exact) or columns.one(f"not_{exact}"))
+        raise ImportRefused(
+            f"{step[:100]} does not increase within an episode"
+            + (f" of {name[:100]}" if name else ""),
+            expected=f"rows in the order of {step[:100]}, columns=episode= with their ids, or "
+            "columns=step= (not to use it)"
+            + (
+                f", or columns=terminated={name[:100]} {exact}=" if exact == "done" and name else ""
+            ),
+            got=f"{steps[row]}, then {steps[row + 1]} in row {row + 1}",
+        )
+    warnings.append(
+        f"an episode ends wherever {step} begins again: {pluralize(int(back.sum()), 'end')} "
+        "without a flag, stored as truncated; columns=step= goes by the flags alone"
+    )
+    every: NDArray[np.bool_] = marks | np.append(back, False)
+    return every
 
 
 def check_sources(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_]) -> None:
@@ -547,8 +591,9 @@ def _marks(flags: Flags, count: int, columns: ColumnMap) -> NDArray[np.bool_]:
 
 
 def check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags: Flags) -> None:
-    """A mask that is 0 in other rows than those known to be ends may say where more are."""
-    used = columns.used()
+    """A mask that is 0 in other rows than those known to be ends may say where more are, or which
+    of the known ones are terminations."""
+    used, exact = columns.used(), bool({"done", "first"} & flags.keys())
     for name in rows.columns:
         if name.lower() not in MASKS or name in used or not rows.is_scalar(name):
             continue
@@ -559,6 +604,16 @@ def check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags:
         except ImportRefused:
             continue
         same = any(np.array_equal(zero, known) for known in (marks, *flags.values()))
+        if exact and ("terminated" in flags or bool((zero & ~marks).any())):
+            continue  # of something else
+        if exact and bool(zero.any()) and not same:
+            raise ImportRefused(
+                f"{name} is 0 in {pluralize(int(zero.sum()), 'row')} where episodes end, and not in"
+                " others, which may tell terminations from time-outs",
+                expected=f"columns=not_terminated={name} (only those are terminated), or "
+                "columns=not_terminated= (it says something else)",
+                got=f"row {int(zero.argmax())}",
+            )
         if bool(zero.any()) and not same:
             raise ImportRefused(
                 f"{name} is 0 in {pluralize(int(zero.sum()), 'row')}, which may be ends of "

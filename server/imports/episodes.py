@@ -46,6 +46,7 @@ from server.imports.ends import (
     split_by_ids,
     terminated_at,
     warn_of_done,
+    with_restarts,
 )
 from server.imports.flat_arrays import D4RL, ENDS, SPEC, RawFile, missing, native
 from server.imports.raw_file import (
@@ -151,6 +152,8 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
         final = np.zeros(source.rows, np.bool_)
         final[ends] = True
+        final = with_restarts(source, columns, final, flags, warnings)
+        ends = np.flatnonzero(final)
         check_sources(source, columns, final)
         if in_flags:
             infos["terminals"] = terminals

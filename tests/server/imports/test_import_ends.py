@@ -614,3 +614,59 @@ def test_a_zip_of_something_else_is_no_npz() -> None:
     out.seek(0)
     with pytest.raises(ImportRefused, match="not of a known dataset"):
         recognised(out, ImportOptions(dataset="d", format="zip", size=22), 1 << 28)
+
+
+STEPS = np.tile(np.arange(10), 4)
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["t", "timesteps", "frame_index"])
+def test_an_episode_ends_where_its_steps_begin_again(read: Read, kind: str, name: str) -> None:
+    """Time limits that no flag tells: rows of the next episode are not a part of this one."""
+    found, got = read(kind, arrays(**{name: STEPS}))
+    assert [(len(t), t.terminated) for t in got] == [(10, False), (10, True), *[(10, False)] * 2]
+    assert f"wherever {name} begins again: 2 ends without a flag" in " ".join(found.warnings)
+    _, got = read(kind, arrays(**{name: STEPS}), "step=")
+    assert [len(t) for t in got] == [20, 20]
+    found, got = read(kind, arrays(**{name: np.arange(ROWS)}))
+    assert [len(t) for t in got] == [20, 20] and "begins again" not in " ".join(found.warnings)
+
+
+@EVERY
+@pytest.mark.parametrize("flags", [{}, {"terminals": None, "dones": ENDS}])
+def test_rows_out_of_the_order_of_their_steps_are_refused(
+    read: Read, kind: str, flags: Arrays
+) -> None:
+    shuffled = np.random.default_rng(1).permutation(ROWS)
+    with pytest.raises(ImportRefused, match="t does not increase within an episode") as caught:
+        read(kind, arrays(t=shuffled, **flags))
+    assert "columns=step=" in caught.value.expected
+    assert [len(t) for t in read(kind, arrays(t=shuffled, **flags), "step=")[1]]
+
+
+@EVERY
+def test_done_that_says_no_end_where_steps_begin_again_is_refused_with_the_cure(
+    read: Read, kind: str
+) -> None:
+    made = arrays(terminals=None, dones=TERMINALS, t=STEPS)
+    with pytest.raises(ImportRefused, match="t does not increase .* of dones") as caught:
+        read(kind, made)
+    assert "columns=terminated=dones done=" in caught.value.expected
+    _, got = read(kind, made, "terminated=dones", "done=")
+    assert [(len(t), t.terminated) for t in got] == [(10, False), (10, True), *[(10, False)] * 2]
+
+
+@EVERY
+def test_masks_beside_ends_may_tell_terminations(read: Read, kind: str) -> None:
+    """dones_float marks ends, and masks is 0 at those that are terminations (IQL's files)."""
+    made = arrays(terminals=None, dones_float=ENDS.astype(float), masks=1.0 - TERMINALS)
+    with pytest.raises(ImportRefused, match="masks is 0 in 1 row where episodes end") as caught:
+        read(kind, made)
+    assert "columns=not_terminated=masks" in caught.value.expected
+    _, got = read(kind, made, "not_terminated=masks")
+    assert [t.terminated for t in got] == [False, True, False, False]
+    _, got = read(kind, made, "not_terminated=")
+    assert [t.terminated for t in got] == [True] * 4
+    for harmless in (1.0 - ENDS, np.ones(ROWS), STEPS % 2):
+        _, got = read(kind, arrays(terminals=None, dones_float=ENDS.astype(float), masks=harmless))
+        assert [t.terminated for t in got] == [True] * 4
