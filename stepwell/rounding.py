@@ -24,6 +24,14 @@ def rounded(what: str, values: Any, stored: np.dtype[Any] | type) -> str:
     return ROUNDED.format(what, array.dtype, target) if bool(changed.any()) else ""
 
 
+def narrowed(what: str, given: np.dtype[Any], stored: np.dtype[Any] | type | str) -> str:
+    """The warning for floats that are stored as floats of fewer bits, whatever their values; "" for
+    other types."""
+    target = np.dtype(stored)
+    narrow = given.kind == target.kind == "f" and target.itemsize < given.itemsize
+    return f"{what}: {given} stored as {target}" if narrow else ""
+
+
 def warn(text: str, stacklevel: int = 2) -> None:
     """A Python warning in the caller's caller, as imports give in their job's result."""
     if text:

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from typing import Any, BinaryIO
 
+from server.imports.column_map import natural
 from server.imports.raw_file import ImportRefused, check_size
 
 MAX_MEMBERS = 500_000
@@ -50,9 +51,9 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """Sorted."""
+        """In the order of the numbers in them: part-2 before part-10."""
         below = (n for n in self._members if n.startswith(self._root))
-        return sorted(n.removeprefix(self._root) for n in below)
+        return sorted((n.removeprefix(self._root) for n in below), key=natural)
 
     def has(self, name: str) -> bool:
         return self._root + name in self._members

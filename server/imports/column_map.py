@@ -18,6 +18,7 @@ tables and of arrays in HDF5 and npz files. Untrusted: runs only in the sandbox.
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -171,7 +172,34 @@ def column_map(
         _fill(found, preset, asked)
     else:
         _guess(found, columns, asked)
+    _match_next(found)
     return found
+
+
+def _match_next(found: ColumnMap) -> None:
+    """Columns of the next observation are in the order of those of the observation. Raises
+    `ImportRefused` where somebody gave them in another order."""
+    for key, following in found.arrays["next_observation"].items():
+        columns = found.arrays["observation"].get(key, ())
+        by_part = dict(zip(_parts(following), following, strict=True))
+        ordered = tuple(by_part.get(part, "") for part in _parts(columns))
+        if len(columns) < 2 or "" in ordered or len(following) != len(columns):
+            continue
+        role = _said("next_observation", key)
+        if role in found.matched:
+            found.arrays["next_observation"][key] = found.matched[role] = ordered
+        elif ordered != following:
+            raise ImportRefused(
+                f"columns: {role} is in another order than the observation",
+                expected=shown(ordered),
+                got=shown(following),
+            )
+
+
+def _parts(names: Columns) -> list[str]:
+    """What tells columns of one vector apart: names without their common beginning."""
+    common = len(os.path.commonprefix(names)) if len(names) > 1 else 0
+    return [name[common:].lower() for name in names]
 
 
 def shown(columns: Sequence[str], most: int = MOST_SHOWN) -> str:

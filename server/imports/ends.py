@@ -320,6 +320,20 @@ def terminated_at(flags: Flags, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     return flags["done"][ends] & ~cut
 
 
+def jumps(broken: int, why: str) -> str:
+    """The warning that the next observation of `broken` steps is not the next row's."""
+    return (
+        f"after {pluralize(broken, 'step')} inside trajectories the next row is not what the step "
+        f"led to: {why}"
+    )
+
+
+def out_of_order(columns: ColumnMap) -> str:
+    """Why that may be, where something else than flags tells where episodes end."""
+    step = columns.one("step")
+    return "are the rows in order?" if step is None else f"does {step[:100]} count their order?"
+
+
 def warn_of_done(flags: Flags, columns: ColumnMap, warnings: list[str]) -> None:
     if "done" in flags and not {"terminated", "truncated"} & flags.keys():
         name, role = columns.one("done"), "done"

@@ -40,7 +40,9 @@ from server.imports.ends import (
     check_masks,
     check_sources,
     ends_of_list,
+    jumps,
     listed_ends,
+    out_of_order,
     read_flags,
     split_by_flags,
     split_by_ids,
@@ -140,8 +142,12 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         next_obs = None
     if ends is not None:
         check_inside(flags, columns, Split(ends, []))
+        if next_obs is not None and not sure:
+            _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
     elif {"done", "first"} & flags.keys():
         ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
+        if next_obs is not None:
+            _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
     elif "terminated" not in {*flags, *columns.given} and not (options.max_steps and not flags):
         raise missing("terminated", source)
     else:
@@ -280,7 +286,9 @@ def _split(
             f"{pluralize(len(inside), 'terminal')} kept as info 'terminals', not as ends: no reset"
             " follows"
         )
-    _warn_of_jumps(obs, next_obs, ends, warnings)
+    if next_obs is not None:
+        why = "timeouts may not match resets"
+        _warn_of_jumps(obs, next_obs, np.flatnonzero(ends), warnings, why)
     return np.flatnonzero(ends), len(inside) > 0
 
 
@@ -433,22 +441,19 @@ def _blocks(rows: int) -> Iterator[tuple[int, int]]:
 
 def _warn_of_jumps(
     obs: dict[str, Array],
-    next_obs: dict[str, Array] | None,
-    ends: NDArray[np.bool_],
+    next_obs: dict[str, Array],
+    ends: NDArray[np.int64],
     warnings: list[str],
+    why: str,
 ) -> None:
     """Warn of rows in an episode that do not follow from the row before (antmaze v0's timeouts)."""
-    if next_obs is None:
-        return
-    broken = 0
-    for start, stop in _blocks(len(ends) - 1):
+    broken, inside = 0, np.ones(int(ends[-1]) + 1, np.bool_)
+    inside[ends] = False
+    for start, stop in _blocks(len(inside) - 1):
         apart = ~_same(obs, slice(start + 1, stop + 1), next_obs, slice(start, stop))
-        broken += int(np.count_nonzero(apart & ~ends[start:stop]))
+        broken += int(np.count_nonzero(apart & inside[start:stop]))
     if broken:
-        warnings.append(
-            f"after {pluralize(broken, 'step')} inside trajectories the next row is not what the"
-            " step led to: timeouts may not match resets"
-        )
+        warnings.append(jumps(broken, why))
 
 
 # --- the arrays -----------------------------------------------------------------------------------

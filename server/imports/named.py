@@ -35,7 +35,7 @@ from server.imports.spec import (
 )
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
-from stepwell.rounding import rounded
+from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
     Box,
     EnvSpec,
@@ -185,7 +185,7 @@ def reading(
     if steps > max_rows:
         raise ImportRefused("too many steps", expected=f"≤ {max_rows}", got=steps)
     spec = _choose(source, options, memory)
-    _warn_of_rounding(source)
+    _warn_of_rounding(source, spec)
     for key, why in sorted(layout.dropped.items())[:40]:
         layout.warnings.append(f"info {key[:80]!r} left out: {why}")
     return Reading(
@@ -200,8 +200,23 @@ def reading(
     )
 
 
-def _warn_of_rounding(source: Episodes) -> None:
-    """Note rewards that float32 does not have; read up to the first of them."""
+def _warn_of_rounding(source: Episodes, spec: EnvSpec) -> None:
+    """Note types that lose digits; integers and rewards are read up to the first that does."""
+    layout = source.layout
+    for what, leaves, spaces in (
+        ("observations", layout.observations, spec.observations),
+        ("actions", layout.actions, spec.actions),
+    ):
+        for key, leaf in leaves.items():
+            if leaf.kind != "numbers":
+                continue
+            word = what if len(leaves) == 1 else f"{what}/{key}"
+            stored = np.dtype(spaces[key].dtype)
+            note = narrowed(word, leaf.dtype, stored)
+            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2 and stored.kind == "f":
+                arrays = (_number(source, n, leaf, f"episode {n}") for n, _ in layout.episodes)
+                note = next(filter(None, (rounded(word, a, stored) for a in arrays)), "")
+            layout.warnings += [note] if note else []
     for number, _ in source.layout.episodes:
         try:
             rewards = np.asarray(source.about(number).rewards)
@@ -309,9 +324,6 @@ def _choose(source: Episodes, options: ImportOptions, memory: int) -> EnvSpec:
     actions: dict[str, Space] = {}
     for key, leaf in layout.actions.items():
         actions[key] = _action(source, leaf, declared["action"].get(key), options, memory)
-    for what, leaves in (("observations", layout.observations), ("actions", layout.actions)):
-        if any(leaf.dtype == np.float64 for leaf in leaves.values()):
-            layout.warnings.append(f"{what}: float64 stored as float32")
     infos = {key: Box(leaf.shape or (), leaf.dtype.name) for key, leaf in layout.infos.items()}
     names = {
         f"{what}/{key}": leaf.names

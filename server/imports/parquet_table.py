@@ -2,15 +2,18 @@
 runs only in the sandbox.
 
 A column of scalars or of lists of one length is an array [rows, …]. Fields of structs are columns
-of their own, with dotted names; a struct with `bytes` is an image. Sizes that a footer claims are
+of their own, with dotted names; a struct with `bytes` is an image. Folders named KEY=VALUE are
+columns, too, as partitioned datasets have them (Hive). Sizes that a footer claims are
 checked before anything is read; extension types are what they are stored as.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +26,7 @@ from server.imports.ends import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
+PARTITION = re.compile(r"(?:^|/)([A-Za-z_]\w{0,63})=([^/]{0,256})(?=/)")
 MAX_COLUMNS = 4096
 MAX_FILES = 20_000
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
@@ -40,6 +44,8 @@ class Table:
         self.types: dict[str, pa.DataType] = {}
         self.features: dict[str, Any] = {}
         """Hugging Face's description of the columns, where the file has one."""
+        self._of_path: dict[str, list[str]] = {}
+        """Columns in the names of folders: the value of each file."""
         self._cache: dict[str, tuple[int, pa.Array]] = {}
         self._order: NDArray[np.int64] | None = None
         self.rows = logical = 0
@@ -50,6 +56,7 @@ class Table:
             if self.rows > max_rows:
                 raise ImportRefused("too many rows", expected=f"≤ {max_rows}", got=self.rows)
         check_size(logical, size, 1 << 62)
+        self._add_partitions([name for name, _ in files])
         self._memory = memory
         if self.rows == 0:
             raise ImportRefused("the table is empty", expected="one row for each step", got=0)
@@ -97,6 +104,17 @@ class Table:
         self.file_rows.append(self.rows - before)
         self._files.append(opened)
         return logical
+
+    def _add_partitions(self, names: list[str]) -> None:
+        """Columns from folders KEY=VALUE that every file is in."""
+        found = [dict(PARTITION.findall(name)) for name in names]
+        for key in found[0]:
+            if key in self.types or not all(key in one for one in found):
+                continue
+            values = [unquote(one[key]) for one in found]
+            whole = all(re.fullmatch(r"-?\d{1,18}", value) for value in values)
+            self.types[key] = pa.int64() if whole else pa.string()
+            self._of_path[key] = values
 
     @property
     def columns(self) -> list[str]:
@@ -175,7 +193,11 @@ class Table:
         held = self._cache.get(column)
         if held is not None and held[0] == number:
             return held[1]
-        _, file, group = self._starts[number]
+        first, file, group = self._starts[number]
+        if column in self._of_path:
+            after = self._starts[number + 1][0] if number + 1 < len(self._starts) else self.rows
+            text = pa.repeat(pa.scalar(self._of_path[column][file]), after - first)
+            return text.cast(self.types[column])
         opened = self._files[file]
         table = (
             pa.Table.from_batches([opened.read(group)])

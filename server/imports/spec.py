@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from server.imports.column_map import element_names, shown
 from server.imports.flat_arrays import SPEC, RawFile
 from server.imports.raw_file import Array, ImportOptions, ImportRefused
+from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
     DTYPES,
     MAX_NAME,
@@ -217,8 +218,9 @@ def fit(
         ("actions", actions, spec.actions),
     ):
         for key, array in arrays.items():
-            if array.dtype == np.float64 and spaces[key].dtype == "float32":
-                warnings.append(f"{_word(name, key, arrays)}: float64 stored as float32")
+            word, stored = _word(name, key, arrays), np.dtype(spaces[key].dtype)
+            note = narrowed(word, array.dtype, stored) or rounded(word, array, stored)
+            warnings += [note] if note else []
     fitted = {k: fit_info(k, infos.get(k), s, rows, dropped) for k, s in spec.infos.items()}
     for name, given in (("observations", obs), ("next_observations", next_obs)):
         for key, array in (given or {}).items():

@@ -23,6 +23,8 @@ from server.imports.ends import (
     ROLES,
     Split,
     check_inside,
+    jumps,
+    out_of_order,
     read_flags,
     split_by_flags,
     split_by_ids,
@@ -72,7 +74,7 @@ class TableEpisodes:
         reward = columns.one("reward")
         if reward is None and not any(o.startswith("reward=") for o in options.columns):
             raise missing("reward", table.columns)
-        self._nested = reward is not None and _differ(table, reward)
+        self._nested = reward is not None and _is_nested(table, columns, reward)
         if self._nested:
             assert reward is not None
             lengths = self._lengths(reward)
@@ -360,7 +362,23 @@ class TableEpisodes:
         )
         if shifted and leaves:
             self.layout.warnings.append("next_observation is the shifted rows")
-        return not (shifted and leaves)
+            return False
+        self._warn_of_jumps(leaves)
+        return True
+
+    def _warn_of_jumps(self, leaves: list[Leaf]) -> None:
+        """Looks at the first episodes."""
+        broken = 0
+        for number in range(min(len(self._ends), BOUNDARIES)):
+            apart = np.zeros(int(self._ends[number] - self._starts[number]), np.bool_)
+            for leaf in leaves:
+                rows = self._read(self._leaves[leaf.path], "numbers", number)[1:][: len(apart)]
+                led_to = self._following(leaf, number)[:-1]
+                differ = ~np.isclose(rows, led_to, rtol=1e-6, atol=1e-6)
+                apart |= differ.any(axis=tuple(range(1, differ.ndim)))
+            broken += int(apart.sum())
+        if broken:
+            self.layout.warnings.append(jumps(broken, out_of_order(self.columns)))
 
     def _has_final_rows(self) -> NDArray[np.bool_]:
         """[episodes]: whether all observations of one have T+1 elements."""
@@ -375,8 +393,11 @@ class TableEpisodes:
         return found
 
     def _last(self, leaf: Leaf, number: int) -> Array:
+        return self._following(leaf, number)[-1:]
+
+    def _following(self, leaf: Leaf, number: int) -> Array:
         columns = self.columns.arrays["next_observation"][leaf.path.partition("/")[2]]
-        found = self._read(columns, leaf.kind, number)[-1:]
+        found = self._read(columns, leaf.kind, number)
         if leaf.shape is not None and found.shape[1:] != leaf.shape:
             raise ImportRefused(
                 "next_observation has another shape than observation",
@@ -394,12 +415,22 @@ def missing(role: str, columns: list[str]) -> ImportRefused:
     )
 
 
-def _differ(table: Table, reward: str) -> bool:
-    """Whether the rewards of a row are those of an episode."""
+def _is_nested(table: Table, columns: ColumnMap, reward: str) -> bool:
+    """Whether the rewards of a row are those of an episode. Where all rows have one, they are if
+    its observations and actions are lists of T + 1 and T vectors."""
     if not is_list(table.types[reward]) or pa.types.is_fixed_size_list(table.types[reward]):
         return False
-    lengths = pc.list_value_length(table.whole(reward))
-    return bool(pc.any(pc.not_equal(lengths, 1)).as_py())
+    if bool(pc.any(pc.not_equal(pc.list_value_length(table.whole(reward)), 1)).as_py()):
+        return True
+    for role, count in (("observation", 2), ("action", 1)):
+        for column in (c for group in columns.arrays[role].values() for c in group):
+            type_ = table.types[column]
+            if not is_list(type_) or not is_list(type_.value_type):
+                return False
+            lengths = pc.list_value_length(table.whole(column))
+            if not bool(pc.all(pc.equal(lengths, count)).as_py()):
+                return False
+    return True
 
 
 def describe(found: TableEpisodes) -> dict[str, Any]:
