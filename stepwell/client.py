@@ -495,9 +495,13 @@ class Client(Transport):
         if source.is_dir():
             kind, files = files_of(source, format)
         if kind is None:
+            text = source.name.removesuffix(".gz").endswith((".csv", ".tsv", ".json", ".jsonl"))
             raise InvalidData(
                 f"unknown kind of file {source.name}",
-                expected=f"a suffix of {', '.join(SUFFIXES)}, or a format of "
+                expected="a Parquet file, such as duckdb's `copy (from '"
+                f"{source.name}') to 'data.parquet'` writes"
+                if text
+                else f"a suffix of {', '.join(SUFFIXES)}, or a format of "
                 + ", ".join(messages.FORMATS),
                 got=repr(source.suffix),
             )

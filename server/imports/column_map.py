@@ -55,7 +55,7 @@ USUAL = {
     "truncated": (
         *("truncated", "truncation", "truncations", "timeout", "timeouts", "truncateds"),
         *("is_truncated", "is_timeout", "time_out", "time_outs", "time_limit", "time_limits"),
-        *("timelimit.truncated", "next.truncated"),
+        *("timelimit.truncated", "next.truncated", "infos/timelimit.truncated"),
     ),
     "done": (
         *("done", "dones", "next.done", "is_last", "is_done", "done_flags", "dones_float"),
@@ -74,6 +74,7 @@ USUAL = {
     "success": ("success", "is_success", "next.success"),
 }
 """Names by which a column is recognised, in lower case, the first that there is."""
+RLDS = {"first": "is_first", "done": "is_last", "terminated": "is_terminal"}
 PADDING = "_is_pad"
 """End of the names of flags that say which numbers are no data: no observations or actions."""
 MOST_SHOWN = 60
@@ -110,6 +111,12 @@ class ColumnMap:
     def episode(self) -> Columns:
         alone = self.single.get("episode")
         return self.keys or (() if alone is None else (alone,))
+
+    @property
+    def is_rlds(self) -> bool:
+        """Whether the flags are those of RLDS, where the row that is_last marks has no action."""
+        names = {role: self.single.get(role, "").lower() for role in RLDS}
+        return names == RLDS and not self.given & RLDS.keys()
 
     def used(self) -> set[str]:
         """Every column that has a role."""

@@ -334,6 +334,12 @@ def out_of_order(columns: ColumnMap) -> str:
     return "are the rows in order?" if step is None else f"does {step[:100]} count their order?"
 
 
+FINAL_ROWS = (
+    "rows with is_last are final observations, as in RLDS, and no steps; columns=first= makes them "
+    "steps"
+)
+
+
 def warn_of_done(flags: Flags, columns: ColumnMap, warnings: list[str]) -> None:
     if "done" in flags and not {"terminated", "truncated"} & flags.keys():
         name, role = columns.one("done"), "done"

@@ -148,7 +148,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
         if next_obs is not None:
             _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
-    elif "terminated" not in {*flags, *columns.given} and not (options.max_steps and not flags):
+    elif not _says_ends(flags, columns) and not (options.max_steps and not flags):
         raise missing("terminated", source)
     else:
         terminals = flags.get("terminated", np.zeros(source.rows, np.bool_))
@@ -337,6 +337,12 @@ def _split_by_ids(source: RawFile, flags: Flags, warnings: list[str]) -> Split |
     if not source.map.episode:
         return None
     return split_by_ids(source, source.map, warnings, lengths=not flags)
+
+
+def _says_ends(flags: Flags, columns: ColumnMap) -> bool:
+    """Whether flags say where all episodes end: terminals, or time-outs that somebody named."""
+    named = "truncated" in flags and "truncated" in columns.given
+    return named or "terminated" in flags or "terminated" in columns.given
 
 
 def _every(flags: Flags, ends: NDArray[np.int64] | None) -> NDArray[np.bool_]:

@@ -18,8 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map, shown
-from server.imports.ends import LISTS, factorized
-from server.imports.raw_file import Array, ImportRefused, check_dtype, check_size, plain
+from server.imports.ends import FINAL_ROWS, LISTS, SOURCE, factorized
+from server.imports.raw_file import (
+    Array,
+    ImportRefused,
+    as_flags,
+    check_dtype,
+    check_size,
+    plain,
+)
 from stepwell._plural import pluralize
 
 ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
@@ -118,9 +125,13 @@ def read_arrays(
 ) -> None:
     """Put the arrays that have a role into `source`, and those that may tell episodes apart; a
     warning lists the others. Raises `ImportRefused`."""
-    infos = {info: m for name, m in members.items() if (info := info_name(name)) is not None}
+    flags = {name for name in members if name.lower() in USUAL["truncated"]}
+    named = ((info_name(name), member) for name, member in members.items() if name not in flags)
+    infos = {info: member for info, member in named if info is not None}
     own = {name: members[name] for name in (ENDS, SPEC) if name in members}
-    arrays = {k: m for k, m in members.items() if info_name(k) is None and k not in own}
+    arrays = {
+        k: m for k, m in members.items() if k in flags or (info_name(k) is None and k not in own)
+    }
     source.names = [name for name in arrays if not name.startswith("metadata/")]
     pieces = _pieces(source.names)
     source.map = column_map([*pieces] or source.names, given)
@@ -155,10 +166,15 @@ def read_arrays(
     first_array = source.arrays.get(first)
     source.rows = 0 if first_array is None or not first_array.ndim else len(first_array)
     _from_imitation(source)
+    _from_rlds(source)
     unread = sorted(name for name in arrays if name not in {*source.arrays, *parts})
-    flags = _glance(source, {name: arrays[name] for name in unread})
+    marks = _glance(source, {name: arrays[name] for name in unread})
     if unread:
-        more = f"; if {flags[0][:80]} marks ends: columns=done={flags[0][:80]}" if flags else ""
+        more = ""
+        if marks and not {"done", "not_done", "not_terminated"} & source.map.given:
+            name = marks[0]
+            role = "not_done" if 2 * source.arrays[name].sum() > source.rows else "done"
+            more = f"; if {name[:80]} says where episodes end: columns={role}={name[:80]}"
         source.warnings.append(f"not read: {shown(unread, MOST_UNREAD)}{more}")
 
 
@@ -173,6 +189,9 @@ def column_of(name: str, array: Array, rows: int) -> Array:
 
 
 def native(array: Array) -> Array:
+    """In the machine's byte order; uint64 as int64 where that holds all values."""
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max(initial=0)) < 2**63:
+        return array.astype(np.int64)
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
@@ -209,6 +228,8 @@ def _glance(source: RawFile, members: Mapping[str, Member]) -> list[str]:
             texts = not plain(member.dtype)
             source.arrays[name] = array = member.read(texts=texts)
         except (ImportRefused, OSError, RuntimeError, ValueError, TypeError, KeyError):
+            continue
+        if SOURCE.fullmatch(name) or name.lower() in USUAL["episode"]:
             continue
         if not texts and bool(((array == 0) | (array == 1)).all()) and 0 < array.sum() < len(array):
             flags.append(name)
@@ -250,9 +271,16 @@ def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, A
                 got=pluralize(len(known), "array"),
             )
         arrays = [parts[known[number]] for number in numbers]
-        final = base in observations and all(
-            a.ndim and len(a) == n + 1 for a, n in zip(arrays, lengths, strict=True)
-        )
+        extra = [len(a) - n if a.ndim else 0 for a, n in zip(arrays, lengths, strict=True)]
+        final = base in observations and set(extra) == {1}
+        if any(extra) and not final:
+            at = next(place for place, more in enumerate(extra) if more)
+            raise ImportRefused(
+                f"{known[numbers[at]][:100]} has the wrong length",
+                expected=f"{lengths[at]}, as {pieces[reward][numbers[at]][:100]} has"
+                + (", or one more in every episode" if base in observations else ""),
+                got=lengths[at] + extra[at],
+            )
         if final:
             source.arrays["next_observations"] = np.concatenate([a[1:] for a in arrays])
             key = next(k for k, names in source.map.arrays["observation"].items() if base in names)
@@ -267,6 +295,37 @@ def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, A
     if skipped := len(every) - len(numbers):
         source.warnings.append(f"{pluralize(skipped, 'episode')} without a step left out")
     source.warnings.append(f"one set of arrays for each of {pluralize(len(numbers), 'episode')}")
+
+
+def _from_rlds(source: RawFile) -> None:
+    """RLDS's steps in flat arrays: the last row of an episode is its final observation."""
+    if not source.map.is_rlds or source.ends is not None:
+        return
+    last = as_flags("is_last", source.numbers_of(source.map.single["done"]))
+    terminal = as_flags("is_terminal", source.numbers_of(source.map.single["terminated"]))
+    if not last[-1]:
+        return  # cut short: its last row has an action
+    finals = np.flatnonzero(last)
+    firsts = np.concatenate([[0], finals[:-1] + 1])
+    observations = {n for names in source.map.arrays["observation"].values() for n in names}
+    for name in [n for n, a in source.arrays.items() if a.ndim and len(a) == source.rows]:
+        whole = source.arrays[name]
+        source.arrays[name] = np.delete(whole, finals, axis=0)
+        if name in observations:
+            source.arrays[f"next {name}"] = np.delete(whole, firsts, axis=0)
+    for name, info in source.infos.items():
+        if info.ndim and len(info) == source.rows:
+            source.infos[name] = np.delete(info, finals, axis=0)
+    for key, names in source.map.arrays["observation"].items():
+        source.map.arrays["next_observation"][key] = tuple(f"next {name}" for name in names)
+    lengths = finals - firsts
+    source.rows, source.ends = int(lengths.sum()), np.cumsum(lengths[lengths > 0]) - 1
+    flags = np.zeros(source.rows, np.bool_)
+    flags[source.ends] = terminal[finals][lengths > 0]
+    source.arrays[source.map.single["terminated"]] = flags
+    for role in ("first", "done"):
+        del source.map.single[role]
+    source.warnings.append(FINAL_ROWS)
 
 
 def _from_imitation(source: RawFile) -> None:

@@ -207,10 +207,10 @@ class LeRobotEpisodes(TableEpisodes):
         self._leaves[path] = columns
         return Leaf(path, None, np.dtype(np.uint8), "frames")
 
-    def _read(self, columns: Columns, kind: str, number: int) -> Array:
+    def _read(self, columns: Columns, kind: str, number: int, extra: int = 0) -> Array:
         if self._videos is None or columns[0] not in self._videos:
-            return super()._read(columns, kind, number)
-        start, steps = int(self._starts[number]), self.layout.episodes[number][1]
+            return super()._read(columns, kind, number, extra)
+        start, steps = int(self._starts[number]), self.layout.episodes[number][1] + extra
         seconds = self.table.numbers("timestamp", start, start + steps).astype(np.float64)
         return self._videos.frames(columns[0], int(self._names[number]), seconds.reshape(-1))
 

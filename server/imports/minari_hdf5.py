@@ -79,11 +79,11 @@ class Hdf5Episodes:
 
     def about(self, number: int) -> About:
         group, name = self._h5[f"episode_{number}"], f"episode_{number}"
-        flags = [np.asarray(group[column][()]) for column in COLUMNS[1:]]
+        rewards, *flags = (np.asarray(group[column][()]).reshape(-1) for column in COLUMNS)
         terminated, truncated = end_of(name, *flags, exported=self._metadata.exported)
         return About(
             name=name,
-            rewards=np.asarray(group["rewards"][()]),
+            rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             final_obs_valid=bool(group.attrs.get("final_obs_valid", True))
@@ -140,8 +140,12 @@ class Hdf5Episodes:
         found = dict(_datasets(group, name))
         for column in COLUMNS:
             dataset = found.get(column)
-            if dataset is None or len(dataset.shape) != 1 or not plain(dataset.dtype):
-                raise ImportRefused(f"{name}/{column}", expected="an array [T] of numbers")
+            if dataset is None or not _is_column(dataset):
+                raise ImportRefused(
+                    f"{name}/{column} is no column of numbers",
+                    expected="[T] or [T, 1]",
+                    got=None if dataset is None else f"{dataset.dtype} {list(dataset.shape)}",
+                )
         steps = len(found["rewards"])
         said = group.attrs.get("total_steps", steps)
         if said != steps:
@@ -203,6 +207,11 @@ def damaged(error: BaseException, size: int) -> ImportRefused:
         expected="a file that h5py can read to its end",
         got=f"{size} bytes",
     )
+
+
+def _is_column(dataset: Any) -> bool:
+    shape = dataset.shape
+    return len(shape) in (1, 2) and shape[1:] in ((), (1,)) and plain(dataset.dtype)
 
 
 def _lacks_final(found: Mapping[str, Any], steps: int) -> bool:

@@ -290,7 +290,10 @@ def as_numbers(column: str, array: pa.Array) -> Array:
             expected="integers, floats, booleans, or lists of them",
             got=str(array.type)[:100],
         )
-    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+    found = np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
+    if found.dtype == np.uint64 and int(found.max(initial=0)) < 2**63:
+        return found.astype(np.int64)
+    return found
 
 
 def as_scalars(column: str, array: pa.Array) -> Array:

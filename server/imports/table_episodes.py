@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from server.imports.column_map import FILE, ColumnMap, Columns, element_names, shown
 from server.imports.ends import (
+    FINAL_ROWS,
     ROLES,
     Split,
     check_inside,
@@ -90,6 +91,7 @@ class TableEpisodes:
         elif columns.episode:
             check_inside(self._flags, columns, Split(self._ends, self._names))
         self._terminated = terminated_at(self._flags, self._ends)
+        self._extra = self._omit_final_rows()
         unread = self._unread()
         self._successes = self._success()
         self.layout.warnings[:0] = [*columns.taken(), *unread]
@@ -107,6 +109,20 @@ class TableEpisodes:
             count = int(np.count_nonzero(~self._whole))
             of = f" of {pluralize(count, 'trajectory', 'trajectories')}" if some else ""
             self.layout.warnings.append(f"final observations{of} are unknown (no next_observation)")
+
+    def _omit_final_rows(self) -> int:
+        """Rows after each episode with its final observation: 1 in RLDS's tables, else 0."""
+        if self._nested or not self.columns.is_rlds or not self._flags["done"][self._ends].all():
+            return 0
+        kept = self._ends > self._starts
+        self._starts, self._ends = self._starts[kept], self._ends[kept] - 1
+        self._terminated = self._terminated[kept]
+        self._names = [name for name, has in zip(self._names, kept, strict=True) if has]
+        self.layout.skipped = int((~kept).sum())
+        self.layout.episodes = [(0, 1)] * int(kept.sum())
+        self.layout.check_skipped()
+        self.layout.warnings.append(FINAL_ROWS)
+        return 1
 
     # --- what named.py asks for -------------------------------------------------------------------
 
@@ -130,9 +146,11 @@ class TableEpisodes:
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         columns, role = self._leaves[leaf.path], leaf.path.partition("/")[0]
-        array = self._read(columns, leaf.kind, number)
+        extra = self._extra if role != "action" else 0
+        array = self._read(columns, leaf.kind, number, extra)
         steps = self.layout.episodes[number][1]
-        whole = self._nested and role == "observation" and len(array) == steps + 1
+        nested = self._nested and role == "observation"
+        whole = (nested or extra > 0) and len(array) == steps + 1
         if len(array) != steps and not whole:
             raise ImportRefused(
                 f"episode {self._names[number]}/{leaf.path} has the wrong length",
@@ -312,10 +330,11 @@ class TableEpisodes:
         type_ = self.table.types[column]
         return type_.value_type if self._nested and is_list(type_) else type_
 
-    def _cells(self, column: str, number: int) -> pa.Array:
-        """The cells of one episode."""
+    def _cells(self, column: str, number: int, extra: int = 0) -> pa.Array:
+        """The cells of one episode, and `extra` more."""
         if not self._nested:
-            return self.table.slice(column, int(self._starts[number]), int(self._ends[number]) + 1)
+            stop = int(self._ends[number]) + 1 + extra
+            return self.table.slice(column, int(self._starts[number]), stop)
         cell = self.table.slice(column, number, number + 1)
         if not is_list(cell.type):
             raise ImportRefused(
@@ -323,8 +342,8 @@ class TableEpisodes:
             )
         return cell.flatten()
 
-    def _read(self, columns: Columns, kind: str, number: int) -> Array:
-        cells = [self._cells(column, number) for column in columns]
+    def _read(self, columns: Columns, kind: str, number: int, extra: int = 0) -> Array:
+        cells = [self._cells(column, number, extra) for column in columns]
         return self._decoded(columns, kind, cells, f"episode {self._names[number]}/{columns[0]}")
 
     def _decoded(self, columns: Columns, kind: str, cells: list[pa.Array], name: str) -> Array:
@@ -382,7 +401,7 @@ class TableEpisodes:
 
     def _has_final_rows(self) -> NDArray[np.bool_]:
         """[episodes]: whether all observations of one have T+1 elements."""
-        found = np.full(len(self._ends), self._nested)
+        found = np.full(len(self._ends), self._nested or self._extra > 0)
         if not self._nested or self._final:
             return found
         lengths = self._ends - self._starts + 1
@@ -418,7 +437,7 @@ def missing(role: str, columns: list[str]) -> ImportRefused:
 def _is_nested(table: Table, columns: ColumnMap, reward: str) -> bool:
     """Whether the rewards of a row are those of an episode. Where all rows have one, they are if
     its observations and actions are lists of T + 1 and T vectors."""
-    if not is_list(table.types[reward]) or pa.types.is_fixed_size_list(table.types[reward]):
+    if not is_list(table.types[reward]):
         return False
     if bool(pc.any(pc.not_equal(pc.list_value_length(table.whole(reward)), 1)).as_py()):
         return True

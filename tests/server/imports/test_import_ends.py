@@ -301,7 +301,7 @@ def test_a_mask_that_says_nothing_new_is_named_only(read: Read, kind: str, mask:
 @FLAT
 def test_flags_by_a_word_that_is_not_known_are_pointed_at(read: Read, kind: str) -> None:
     found, got = read(kind, arrays(over=ENDS, other=np.arange(ROWS)))
-    assert "not read: other, over; if over marks ends: columns=done=over" in found.warnings
+    assert "not read: other, over; if over says where episodes end: columns=done=over" in found.warnings
     check_four(read(kind, arrays(over=ENDS), "done=over")[1])
 
 
