@@ -73,7 +73,11 @@ def collect(
         # --- environments, the service, the policy, the dataset
         envs = stack.enter_context(open_configured_envs(config, config.envs))
         interface = configured_interface(config, envs, config.infos)
-        interface = replace(interface, refuses_outside=config.out_of_bounds == "refuse")
+        interface = replace(
+            interface,
+            refuses_outside=config.out_of_bounds == "refuse",
+            note=lambda text: say(f"note: {text}"),
+        )
         client = stack.enter_context(Client(config.url, config.token))
         client.wait_ready(10.0)
         source = _policy_source(config, client, interface)
@@ -85,7 +89,6 @@ def collect(
         interface = open_dataset(
             client, config.dataset, interface, create=config.create, capacity=capacity
         )
-        interface = replace(interface, note=lambda text: say(f"note: {text}"))
 
         # --- an outbox that outlives this process, and a run
         seed = secrets.randbits(31) if config.seed is None else config.seed

@@ -417,6 +417,11 @@ class Interface:
             for key, space in theirs.items():
                 if not _same_kind(ours[key], space):
                     raise misfit(f"{what} {key!r}", space, ours[key])
+                if what == "actions" and (why := _narrower(ours[key], space)):
+                    self.note(
+                        f"actions end at the bounds of dataset {name}, which are narrower: {why}; "
+                        "collect into a dataset of its own for all actions (--dataset NEW-NAME)"
+                    )
         ours, theirs = self.spec.vocabularies, spec.vocabularies
         if other := [k for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)]:
             why = f"the texts {other} have other vocabularies"
@@ -579,6 +584,17 @@ def _same_kind(ours: Space, theirs: Space) -> bool:
     kinds = np.dtype(ours.dtype).kind, np.dtype(theirs.dtype).kind
     exact = kinds == ("f", "f") or ours.dtype == theirs.dtype
     return ours.shape == theirs.shape and exact
+
+
+def _narrower(ours: Space, theirs: Space) -> str:
+    """Which floats of the space `ours` the space `theirs` does not have; "" if it has all."""
+    if not isinstance(ours, Box) or not isinstance(theirs, Box) or ours.dtype[0] != "f":
+        return ""
+    (low, high), (least, most) = ours.bounds(), theirs.bounds()
+    if not ((low < least) | (high > most)).any():
+        return ""
+    ranges = [(float(a.min()), float(b.max())) for a, b in ((least, most), (low, high))]
+    return "{:g} … {:g} instead of {:g} … {:g}".format(*ranges[0], *ranges[1])
 
 
 def _whole(raw: Any, array: Array, space: Space) -> None:

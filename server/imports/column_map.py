@@ -271,7 +271,8 @@ def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
                 found.single[role] = exact
                 found.guessed.append(f"{role}={exact}")
             continue
-        arrays = {NAMED[role]: (exact,)} if exact else _family(free, usual or ("info", "infos"))
+        left = [name for name in free if name not in found.single.values()]
+        arrays = {NAMED[role]: (exact,)} if exact else _family(left, usual or ("info", "infos"))
         if role == "info":
             arrays.pop("", None)
         found.arrays[role] = {key or NAMED[role]: names for key, names in arrays.items()}

@@ -53,8 +53,6 @@ LISTS = {
     ),
 }
 """Names of lists with one number for each episode."""
-EXACT = 2**53
-"""Floats beyond it do not have every whole number."""
 
 
 class Rows(Protocol):
@@ -340,6 +338,17 @@ FINAL_ROWS = (
 )
 
 
+def warn_of_both(flags: Flags, ends: NDArray[np.int64], warnings: list[str]) -> None:
+    """Ends that are terminated and truncated are taken for terminated."""
+    if not {"terminated", "truncated"} <= flags.keys():
+        return
+    if both := int(np.count_nonzero((flags["terminated"] & flags["truncated"])[ends])):
+        warnings.append(
+            f"{pluralize(both, 'step')} {'is' if both == 1 else 'are'} both terminal and timeout:"
+            " treated as terminated"
+        )
+
+
 def warn_of_done(flags: Flags, columns: ColumnMap, warnings: list[str]) -> None:
     if "done" in flags and not {"terminated", "truncated"} & flags.keys():
         name, role = columns.one("done"), "done"
@@ -391,9 +400,10 @@ def factorized(name: str, values: Array) -> tuple[NDArray[np.int64], list[str]]:
             raise ImportRefused(
                 f"{name[:100]} has no id in some rows", expected="ids", got=f"row {row}"
             )
-        if float(np.abs(values).max()) >= EXACT:
+        bits = np.finfo(values.dtype).nmant + 1  # larger floats do not have every whole number
+        if float(np.abs(values).max()) >= 2**bits:
             raise ImportRefused(
-                f"{name[:100]} has floats of 2^53 or more, of which several ids can be one",
+                f"{name[:100]} has floats of 2^{bits} or more, of which several ids can be one",
                 expected="ids as integers or texts",
                 got=str(values.dtype),
             )

@@ -47,6 +47,7 @@ from server.imports.ends import (
     split_by_flags,
     split_by_ids,
     terminated_at,
+    warn_of_both,
     warn_of_done,
     with_restarts,
 )
@@ -163,6 +164,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         check_sources(source, columns, final)
         if in_flags:
             infos["terminals"] = terminals
+    warn_of_both(flags, ends, warnings)
     warn_of_done(flags, columns, warnings)
     if "terminated" not in flags and "done" not in flags and flags:
         warnings.append("nothing says that an episode was terminated: all are truncated")
@@ -276,11 +278,6 @@ def _split(
             else f"the last {tail:,} steps have no end: kept as a truncated trajectory"
         )
         ends[-1] = True
-    if both := int(np.count_nonzero(terminals & outs)):
-        warnings.append(
-            f"{pluralize(both, 'step')} {'is' if both == 1 else 'are'} both terminal and timeout:"
-            " treated as terminated"
-        )
     if len(inside):
         warnings.append(
             f"{pluralize(len(inside), 'terminal')} kept as info 'terminals', not as ends: no reset"

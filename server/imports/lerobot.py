@@ -286,6 +286,8 @@ def _names(feature: dict[str, Any]) -> Columns:
     names = feature.get("names")
     if isinstance(names, dict) and len(names) == 1:
         (names,) = names.values()
+    elif isinstance(names, dict) and all(isinstance(group, list) for group in names.values()):
+        names = [f"{group}.{name}" for group, members in names.items() for name in members]
     if not isinstance(names, list) or feature.get("shape") != [len(names)]:
         return ()
     return tuple(names) if all(isinstance(name, str) for name in names) else ()

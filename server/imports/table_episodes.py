@@ -30,6 +30,7 @@ from server.imports.ends import (
     split_by_flags,
     split_by_ids,
     terminated_at,
+    warn_of_both,
     warn_of_done,
 )
 from server.imports.images import JPEG, PNG, pixels
@@ -91,6 +92,7 @@ class TableEpisodes:
         elif columns.episode:
             check_inside(self._flags, columns, Split(self._ends, self._names))
         self._terminated = terminated_at(self._flags, self._ends)
+        warn_of_both(self._flags, self._ends, self.layout.warnings)
         self._extra = self._omit_final_rows()
         unread = self._unread()
         self._successes = self._success()

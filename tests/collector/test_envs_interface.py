@@ -1,5 +1,6 @@
 """Gymnasium's spaces become specs, its values become arrays, and back."""
 
+import dataclasses
 from collections import OrderedDict
 
 import gymnasium
@@ -245,9 +246,14 @@ def test_what_the_agent_cannot_play_can_still_be_recorded(action: gs.Space) -> N
 
 def test_an_imported_dataset_takes_its_own_environment() -> None:
     """D4RL knows neither bounds of observations nor gymnasium's name; layout and dtypes count."""
+    notes: list[str] = []
     interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = dataclasses.replace(interface, note=notes.append)
     imported = EnvSpec.of(Box((3,)), Box((1,), low=-1.5, high=2.5), env="pendulum")
     fitted = interface.for_dataset(imported, "d")
+    assert len(notes) == 1 and "-1.5 … 2.5 instead of -2 … 2" in notes[0]
+    interface.for_dataset(EnvSpec.of(Box((3,)), Box((1,), low=-3.0, high=2.5), env="p"), "d")
+    assert len(notes) == 1, "wider bounds clip nothing"
     assert fitted.spec.digest == imported.digest and fitted.spec.env == "Pendulum-v1"
     # What is recorded is inside both: the dataset's -1.5, the environment's 2.0.
     wide = {"action": np.array([[-9.0], [9.0]])}

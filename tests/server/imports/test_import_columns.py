@@ -529,3 +529,69 @@ def test_steps_as_decimals_are_exact(tmp_path: Path) -> None:
     steps = [decimal.Decimal(2**60 + int(s)) for s in SERIAL[2]]
     made = workers(True, worker=None, episode=np.repeat(np.arange(6), 4), step=pa.array(steps))
     assert [len(t) for t in read(write(tmp_path / "a.parquet", made))[1]] == [4] * 6
+
+
+# --- files of a folder ----------------------------------------------------------------------------
+
+
+def chunk(number: int, **changes: Any) -> Columns:
+    rows = {"obs": [[float(number), 0.0], [float(number), 1.0]], "action": [0.1, 0.2]}
+    return rows | {"reward": [number, number + 0.5], "done": [False, number == 11]} | changes
+
+
+def test_files_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in range(12):
+        write(tmp_path / f"set/part-{number}.parquet", chunk(number))
+    (whole,) = read(tmp_path / "set")[1]
+    assert whole.rewards.tolist() == [half / 2 for half in range(0, 24)]
+
+
+def test_keys_in_the_names_of_folders_are_columns(tmp_path: Path) -> None:
+    """As `to_parquet(partition_cols=…)` writes them: ids may be unique only within one."""
+    for worker in range(2):
+        made = chunk(worker, episode=[0, 0], t=[2 * worker, 2 * worker + 1])
+        del made["done"]
+        write(tmp_path / f"set/worker={worker}/x.parquet", made)
+    with pytest.raises(ImportRefused, match="several values of worker"):
+        read(tmp_path / "set")
+    _, got = read(tmp_path / "set", "episode=worker,episode")
+    assert [t.rewards.tolist() for t in got] == [[0, 0.5], [1, 1.5]]
+    _, got = read(tmp_path / "set", "episode=worker,episode", "info/worker=worker")
+    assert [t.infos["worker"].tolist() for t in got] == [[0] * 3, [1] * 3]
+
+
+def test_next_observations_are_in_the_order_of_the_observation(tmp_path: Path) -> None:
+    made = {"pos": np.full(ROWS, 1.0), "vel": np.full(ROWS, 2.0)}
+    made |= {"next_pos": np.full(ROWS, 10.0), "next_vel": np.full(ROWS, 20.0)}
+    path = write(tmp_path / "a.parquet", numbered([]) | made)
+    found, got = read(path, "observation=vel,pos", "next_observation=next_*")
+    assert got[0].obs["observation"][[0, -1]].tolist() == [[2, 1], [20, 10]]
+    assert "next_observation=next_vel, next_pos" in said(found)
+    with pytest.raises(ImportRefused, match="another order") as caught:
+        read(path, "observation=vel,pos", "next_observation=next_pos,next_vel")
+    assert caught.value.expected == "next_vel, next_pos"
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_rows_that_are_episodes_of_one_step(tmp_path: Path, fixed: bool) -> None:
+    vectors = pa.list_(pa.list_(pa.float32()))
+    made = {
+        "obs": pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], vectors),
+        "action": pa.array([[[0.1]], [[0.2]]], vectors),
+        "reward": pa.array([[1.0], [2.0]], pa.list_(pa.float32(), 1 if fixed else -1)),
+        "terminated": [True, True],
+    }
+    found, got = read(write(tmp_path / "a.parquet", made))
+    assert [t.obs["observation"].tolist() for t in got] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert all(t.final_obs_valid and len(t) == 1 for t in got)
+
+
+def test_rewards_of_one_length_are_those_of_episodes(tmp_path: Path) -> None:
+    made = {
+        "obs": [[[1.0], [2.0], [3.0]], [[4.0], [5.0], [6.0]]],
+        "action": [[0, 1], [1, 0]],
+        "reward": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        "terminated": [True, False],
+    }
+    _, got = read(write(tmp_path / "a.parquet", made))
+    assert [t.rewards.tolist() for t in got] == [[1, 2], [3, 4]]

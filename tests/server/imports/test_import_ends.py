@@ -301,7 +301,10 @@ def test_a_mask_that_says_nothing_new_is_named_only(read: Read, kind: str, mask:
 @FLAT
 def test_flags_by_a_word_that_is_not_known_are_pointed_at(read: Read, kind: str) -> None:
     found, got = read(kind, arrays(over=ENDS, other=np.arange(ROWS)))
-    assert "not read: other, over; if over says where episodes end: columns=done=over" in found.warnings
+    assert (
+        "not read: other, over; if over says where episodes end: columns=done=over"
+        in found.warnings
+    )
     check_four(read(kind, arrays(over=ENDS), "done=over")[1])
 
 
@@ -670,3 +673,141 @@ def test_masks_beside_ends_may_tell_terminations(read: Read, kind: str) -> None:
     for harmless in (1.0 - ENDS, np.ones(ROWS), STEPS % 2):
         _, got = read(kind, arrays(terminals=None, dones_float=ENDS.astype(float), masks=harmless))
         assert [t.terminated for t in got] == [True] * 4
+
+
+# --- what a later look found ----------------------------------------------------------------------
+
+
+RLDS_ROWS = np.arange(ROWS) % 10
+
+
+def rlds(**changes: Any) -> Arrays:
+    """Episodes of nine steps; the last row of each has an observation and no action."""
+    last = RLDS_ROWS == 9
+    made = {"is_first": RLDS_ROWS == 0, "is_last": last, "is_terminal": last & (IDS == 1)}
+    return arrays(terminals=None, **made) | changes
+
+
+@EVERY
+def test_flags_of_rlds_mark_final_observations(read: Read, kind: str) -> None:
+    made = rlds()
+    found, got = read(kind, made)
+    assert [(len(t), t.terminated, t.final_obs_valid) for t in got] == [
+        (9, number == 1, True) for number in range(4)
+    ]
+    for number, t in enumerate(got):
+        rows = slice(10 * number, 10 * number + 10)
+        assert np.array_equal(t.obs["observation"], made["observations"][rows])
+        assert np.array_equal(t.rewards, made["rewards"][rows][:-1])
+        assert np.array_equal(t.actions["action"], made["actions"][rows][:-1])
+    assert "columns=first= makes them steps" in " ".join(found.warnings)
+    assert [len(t) for t in read(kind, made, "first=")[1]] == [10] * 4
+
+
+@FLAT
+def test_a_time_limit_among_infos_is_one(read: Read, kind: str) -> None:
+    name = "infos/TimeLimit.truncated"
+    found, got = read(kind, arrays(terminals=None, dones=ENDS, **{name: ENDS & ~TERMINALS}))
+    check_four(got)
+    assert not found.spec.infos and f"truncated={name}" in found.warnings[0]
+
+
+@EVERY
+def test_ends_that_are_both_are_said(read: Read, kind: str) -> None:
+    found, got = read(kind, arrays(episode=IDS, terminals=ENDS, timeouts=TERMINALS))
+    assert all(t.terminated for t in got)
+    assert "1 step is both terminal and timeout" in " ".join(found.warnings)
+
+
+@EVERY
+def test_the_advice_for_done_alone_works(read: Read, kind: str) -> None:
+    made = arrays(terminals=None, dones=ENDS)
+    assert "columns=truncated=dones done=" in " ".join(read(kind, made)[0].warnings)
+    _, got = read(kind, made, "truncated=dones", "done=")
+    assert [(t.terminated, t.truncated) for t in got] == [(False, True)] * 4
+
+
+@FLAT
+@pytest.mark.parametrize(
+    ("name", "flags", "advice"),
+    [
+        ("over", ENDS, "if over says where episodes end: columns=done=over"),
+        ("going", ~ENDS, "if going says where episodes end: columns=not_done=going"),
+        ("agent_id", IDS % 2, ""),
+    ],
+)
+def test_advice_about_flags_says_which_kind(
+    read: Read, kind: str, name: str, flags: Any, advice: str
+) -> None:
+    found, got = read(kind, arrays(timeouts=ENDS & ~TERMINALS, **{name: flags}))
+    check_four(got)
+    line = next(line for line in found.warnings if line.startswith("not read"))
+    assert line.partition("; ")[2] == advice
+
+
+@EVERY
+@pytest.mark.parametrize(("dtype", "first"), [(np.float32, 2**24), (np.float16, 2**11)])
+def test_ids_that_a_float_cannot_tell_apart_are_refused(
+    read: Read, kind: str, dtype: Any, first: int
+) -> None:
+    with pytest.raises(ImportRefused, match=f"floats of 2\\^{first.bit_length() - 1} or more"):
+        read(kind, arrays(episode=(IDS + first).astype(dtype)))
+    assert len(read(kind, arrays(episode=(IDS + first - 4).astype(dtype)))[1]) == 4
+
+
+@EVERY
+def test_rows_that_do_not_follow_are_said_where_ids_tell_episodes(read: Read, kind: str) -> None:
+    made = arrays(terminals=None, episode=IDS, t=np.tile(np.arange(10)[::-1], 4))
+    made["next_observations"] = made["observations"] + 1
+    made["next_observations"][:-1][~ENDS[:-1]] = made["observations"][1:][~ENDS[:-1]]
+    found, _ = read(kind, made)
+    assert "after 36 steps inside trajectories" in " ".join(found.warnings)
+    assert "does t count their order?" in " ".join(found.warnings)
+    found, got = read(kind, made | {"t": STEPS})
+    assert "inside trajectories" not in " ".join(found.warnings)
+    assert got[0].final_obs_valid
+
+
+@EVERY
+def test_unsigned_numbers_of_64_bits_are_read_as_signed_ones(read: Read, kind: str) -> None:
+    flags = {"timeouts": ENDS & ~TERMINALS}
+    _, got = read(kind, arrays(actions=np.arange(ROWS, dtype=np.uint64) % 3, **flags))
+    assert got[1].actions["action"].tolist() == [int(n) % 3 for n in range(10, 20)]
+    with pytest.raises(ImportRefused):
+        read(kind, arrays(observations=np.full((ROWS, 2), 2**63, np.uint64), **flags))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("stored", "given", "says"),
+    [
+        (np.float32, np.int64, "observations: int64 stored as float32, which rounds them"),
+        (np.float32, np.float64, "observations: float64 stored as float32"),
+        (np.float16, np.float32, "observations: float32 stored as float16"),
+        (np.float32, np.uint8, ""),
+    ],
+)
+def test_a_later_file_that_loses_digits_is_said(
+    read: Read, kind: str, stored: Any, given: Any, says: str
+) -> None:
+    flags = {"timeouts": ENDS & ~TERMINALS}
+    spec = read(kind, arrays(observations=np.ones((ROWS, 2), stored), **flags))[0].spec
+    values = np.full((ROWS, 2), 200 if given is np.uint8 else 2000, given)
+    values[3] += given(0) if given is np.uint8 else given(2**24 - 1999)
+    if stored is np.float16:
+        values[3] = 2.1
+    found, _ = read(kind, arrays(observations=values, **flags), spec=spec)
+    assert [line for line in found.warnings if "stored as" in line] == ([says] if says else [])
+
+
+def test_arrays_of_an_episode_have_its_length(read: Read) -> None:
+    """d3rlpy's: lengths that only add up are those of other episodes."""
+    made: Arrays = {}
+    for number, (obs, steps) in enumerate(((6, 5), (4, 5))):
+        made[f"observations_{number}"] = np.ones((obs, 2), np.float32)
+        made[f"actions_{number}"] = np.ones((steps, 1), np.float32)
+        made[f"rewards_{number}"] = np.ones(steps, np.float32)
+        made[f"terminals_{number}"] = np.arange(steps) == steps - 1
+    with pytest.raises(ImportRefused, match="observations_0 has the wrong length") as caught:
+        read("npz", made)
+    assert "5, as rewards_0 has" in caught.value.expected

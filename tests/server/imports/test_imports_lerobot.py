@@ -114,6 +114,22 @@ def test_a_demonstration_has_no_reward_and_no_end(tmp_path: Path) -> None:
     assert "there is no reward" in " ".join(found.warnings)
 
 
+def test_names_in_groups_are_matched_in_a_later_folder(tmp_path: Path) -> None:
+    def named(folder: Path, *groups: str) -> Path:
+        state = [np.array([int(group == "hand") for group in groups], np.float32)] * ROWS
+        folder = made(folder, **{"observation.state": state})
+        info = json.loads((folder / "meta/info.json").read_text())
+        feature = {"shape": [2], "names": {group: ["x"] for group in groups}}
+        info["features"]["observation.state"] |= feature
+        write_info(folder, info)
+        return folder
+
+    spec = read(named(tmp_path / "a", "arm", "hand"))[0].spec
+    assert spec.names["observation/state"] == ("arm.x", "hand.x")
+    _, got = read(named(tmp_path / "b", "hand", "arm"), spec=spec)
+    assert got[0].obs["state"][0].tolist() == [0, 1]
+
+
 def test_columns_replace_what_is_taken(tmp_path: Path) -> None:
     _, got = read(made(tmp_path / "set"), "reward=heat", "truncated=next.done", "done=")
     assert all(t.truncated for t in got)

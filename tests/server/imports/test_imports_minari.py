@@ -328,6 +328,16 @@ def test_dict_spaces_are_matched_by_name(read: Any) -> None:
         read(made("arm", "leg"), spec=found.spec)
 
 
+def test_columns_of_one_number_a_row(read: Any) -> None:
+    """Environments that return array([1.0]) are stored so."""
+    columns = {"rewards": [[1.0], [2.0], [3.0]], "terminations": [[False], [False], [True]]}
+    _, (got,) = read([episode(3, **{k: np.array(v) for k, v in columns.items()})])
+    assert got.rewards.tolist() == [1, 2, 3] and got.terminated
+    with pytest.raises(ImportRefused, match="rewards is no column") as caught:
+        read([episode(3, rewards=np.ones((3, 2)))])
+    assert caught.value.got == "float64 [3, 2]"
+
+
 def test_a_long_episode_is_whole_and_the_order_is_numeric(read: Any) -> None:
     """Alphabetically episode_10 comes before episode_2; Minari's Arrow reader cuts at 32,767."""
     lengths = [1] * 11 + [40_000]
