@@ -273,10 +273,10 @@ class TrainConfig(RunSettings):
     """auto: use GPUs if available; cpu; cuda, cuda:1: this GPU, for one process."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the forward pass."""
-    compile: Literal["off", "auto", "on", "graphs"] = "off"
-    """How updates run: off: as they are; graphs: as CUDA graphs, recorded once and replayed; auto:
-    graphs on a GPU where updates can be recorded; on: compiled by torch.compile, which takes
-    minutes."""
+    compile: Literal["off", "auto", "on", "graphs"] = "auto"
+    """How updates run: auto: on a GPU as CUDA graphs, recorded once and replayed, where updates can
+    be recorded, else as they are; graphs: fail where they cannot; off: as they are; on: compiled by
+    torch.compile, which takes minutes."""
     agent: AgentConfig = Field(default_factory=AgentConfig)
     """The agent."""
     data: DataConfig = Field(default_factory=DataConfig)

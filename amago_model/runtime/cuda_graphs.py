@@ -58,11 +58,18 @@ class CudaRecorder:
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the loader's, may use the device meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            out = step()
+        generator = torch.cuda.default_generators[self._stream.device.index]
+        before = generator.clone_state()
+        try:
+            # Other threads, such as the loader's, may use the device meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                out = step()
+        except RuntimeError:
+            # It would wait for the end of the recording for ever.
+            generator.graphsafe_set_state(before)
+            raise
 
         def replay() -> Metrics:
             graph.replay()

@@ -219,6 +219,8 @@ def test_flex_masks_windows_from_each_other(pattern: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward on a CPU")
+# The compiler's own.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_flex_on_packed_rows_equals_math_forward_and_backward_on_a_gpu(pattern: str) -> None:
     packing, results = make_packing(_mask([5, 1, 0, 8, 3]).cuda()), []

@@ -130,6 +130,8 @@ def test_options_that_nothing_could_serve_are_refused_by_name(changes: dict, fie
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward on a CPU")
+# The compiler's own.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_flex_equals_math_forward_and_backward_on_a_gpu(pattern: str) -> None:
     inputs, results = [torch.randn(2, 2, 40, 16, device="cuda") for _ in "qkv"], []
