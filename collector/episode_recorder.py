@@ -298,8 +298,8 @@ def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
             value = np.array(info.get(key, np.nan), space.dtype)
         except (TypeError, ValueError, OverflowError):
             continue
-        if value.shape == space.shape:
-            row[key] = value
+        if value.size == row[key].size:  # array([1.0]) is a number
+            row[key] = value.reshape(space.shape)
     return row
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -94,7 +95,13 @@ def evaluate_policy(
         interface = interface_of(opened[0], env_id)
         actor = _actor(policy, interface, len(opened), policy_id, sample, device)
         metadata = TrajectoryMetadata(env=interface.env_id, purpose="eval")
-        return _play(opened, actor, interface, make_env, seeds, metadata, policy_id, lambda _: None)
+        broken: list[str] = []
+        result = _play(
+            opened, actor, interface, make_env, seeds, metadata, policy_id, lambda _: None, broken
+        )
+        if broken:
+            warnings.warn(_played_again(broken), stacklevel=2)
+        return result
 
 
 def _actor(
@@ -116,7 +123,9 @@ def _play(
     metadata: TrajectoryMetadata,
     policy_id: str,
     on_episode: Callable[[int], object],
+    broken: list[str],
 ) -> EvaluationResult:
+    """`broken` receives a line for each cause for which the environment failed."""
     found: dict[int, list[tuple[EpisodeSummary, list[Trajectory]]]] = defaultdict(list)
     played, error = 0, ""
     for _ in range(ATTEMPTS):
@@ -141,6 +150,7 @@ def _play(
                     played += 1
             on_episode(played)
         error = rollout.broken.last
+        broken += rollout.broken.lines()
     else:
         left = len(seeds) - played
         if left:
@@ -154,13 +164,21 @@ def _play(
     return summarise(interface.env_id, policy_id, episodes, trajectories)
 
 
+def _played_again(broken: Sequence[str]) -> str:
+    return (
+        "the environment failed in some episodes, which were played again with their seeds; if "
+        "failures depend on the policy, the score does, too: " + "; ".join(broken)
+    )
+
+
 def run_evaluation(
     config: EvaluateConfig, console: Console, *, quiet: bool = False
 ) -> tuple[EvaluationResult, dict[str, Any]]:
     """Fetch the policy, play, upload. Returns the result and notes on where it was stored.
 
     Episodes are queued in an outbox, so episodes that the service does not accept are not lost: the
-    notes then contain "undelivered", and the run has failed.
+    notes then contain "undelivered", and the run has failed. "broken" in the notes says which
+    episodes were played again, because the environment failed.
     """
     prepare(config)
     run: Run | None = None
@@ -229,7 +247,13 @@ def run_evaluation(
                 bar.update(task, completed=done)
                 check_command(done)
 
-            result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)
+            broken: list[str] = []
+            result = _play(
+                *(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode),
+                broken,
+            )
+        if broken and run is not None:
+            run.broken = _played_again(broken)
         if run is not None:
             notes = _upload(config, run, result)
             if rendered is not None and "evaluation" in notes:
@@ -240,6 +264,8 @@ def run_evaluation(
                 notes["videos"] = _add_videos(
                     run, notes["evaluation"], rendered, play, scored[: config.videos], say
                 )
+    if broken:
+        notes["broken"] = _played_again(broken)
     if run is not None and run.undelivered:
         notes["undelivered"] = run.undelivered
     return result, notes

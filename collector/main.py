@@ -68,7 +68,7 @@ def evaluate(argv: list[str] | None = None) -> int:
                     config.replace(**changes, against=""), console, quiet=as_json
                 )
                 comparison = compare_paired(result, other)
-                notes = {k: v for k, v in more.items() if k == "undelivered"} | notes
+                notes = {k: v for k, v in more.items() if k in ("undelivered", "broken")} | notes
     except (StepwellError, AmagoError) as error:
         return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def evaluate(argv: list[str] | None = None) -> int:
                 out.print(f"{name}: {value}", highlight=False)
     if undelivered := notes.get("undelivered"):
         return fail("stepwell evaluate", Undelivered(undelivered))
-    return 0
+    return PARTIAL if "broken" in notes else 0
 
 
 def _evaluate_versions(

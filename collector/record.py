@@ -21,8 +21,9 @@ from typing import Any, SupportsFloat, overload
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
+from gymnasium.wrappers import Autoreset
 
 from collector.envs import Arrays, Env, Interface, interface_of
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
@@ -98,10 +99,10 @@ def record(
     """
     own = client is None
     client = client or Client()
-    env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
+    env_id = env_id or _name_of(env)
     try:
-        interface = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
-        interface = replace(interface, note=warnings.warn)
+        interface = replace(interface_of(env, env_id, infos=infos), note=warnings.warn)
+        interface = open_dataset(client, dataset, interface)
         queue = open_outbox(client, dataset, interface.spec, directory=outbox, partition=partition)
     except BaseException:
         if own:
@@ -118,6 +119,36 @@ def record(
     return RecordTrajectories(env, interface, recorders[0], sender)
 
 
+def _name_of(env: Env | VectorEnv[Any, Any, Any]) -> str:
+    """The id of the environment, or of the environments in a vector environment."""
+    spec = env.spec
+    if spec is None and isinstance(env.unwrapped, SyncVectorEnv):
+        spec = env.unwrapped.envs[0].spec
+    if spec is not None:
+        return spec.id
+    name = type(env.unwrapped).__name__
+    if isinstance(env, VectorEnv):
+        warnings.warn(
+            f"the episodes are those of {name!r}, because the vector environment does not say which"
+            " environments it has; record(…, env_id=) names them",
+            stacklevel=3,
+        )
+    return name
+
+
+def _storable(seed: Any) -> int | None:
+    """The seed as it is stored; None, with a warning, for one of more than 63 bits."""
+    if seed is None:
+        return None
+    if not -(2**63) <= int(seed) < 2**63:
+        warnings.warn(
+            f"the seed {seed} has more than 63 bits and is not stored with its episode",
+            stacklevel=3,
+        )
+        return None
+    return int(seed)
+
+
 class _Sender:
     """The outbox of a wrapper, and the client that was made for it."""
 
@@ -131,6 +162,14 @@ class _Sender:
         self.outbox.close(timeout)
         if self._client is not None:
             self._client.close()
+
+
+def _has_wrapper(env: Any, kind: type) -> bool:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, kind):
+            return True
+        env = env.env
+    return False
 
 
 class _BoundsWarning:
@@ -156,6 +195,8 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._interface, self._recorder, self._sender = interface, recorder, sender
         self._bounds = _BoundsWarning(interface)
         self._episodes, self._closed = 0, False
+        self._resets_itself = _has_wrapper(env, Autoreset)
+        self._ended = self._said = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -163,21 +204,21 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Start an episode; an unfinished episode is kept, tagged "interrupted"."""
         self._recorder.truncate(INTERRUPTED)
         obs, info = self.env.reset(seed=seed, options=options)
-        first = self._interface.encode_observation(obs)
+        self._start(self._interface.encode_observation(obs), _storable(seed), info)
+        return obs, info
+
+    def _start(self, first: Arrays, seed: int | None, info: dict[str, Any]) -> None:
         self._bounds.look(first)
         self._recorder.start_episode(
-            first,
-            index=self._episodes,
-            seed=seed,
-            policy_id="",
-            info=info,
+            first, index=self._episodes, seed=seed, policy_id="", info=info
         )
         self._episodes += 1
-        return obs, info
+        self._ended = False
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step; if the environment raises, its episode is kept, tagged "broken".
 
+        With gymnasium's wrapper Autoreset the step after an end is a reset and no transition.
         Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
         """
         # A copy, because the environment may change it.
@@ -192,9 +233,19 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception:
             self._recorder.truncate(BROKEN)
             raise
-        self._bounds.look(next_obs)
         if self._recorder.running:
+            self._bounds.look(next_obs)
             self._recorder.add_step(recorded, number, next_obs, *over, info)
+            self._ended = any(over)
+        elif self._resets_itself and self._ended:
+            self._start(next_obs, None, info)
+        elif not self._said:
+            self._said = True
+            warnings.warn(
+                "steps after the end of an episode, or after one that failed, are not recorded "
+                "until reset()",
+                stacklevel=2,
+            )
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:
@@ -299,8 +350,8 @@ class RecordVectorTrajectories(VectorWrapper):
         if not self._events.seeds_each or seed is None:
             return [None] * self.num_envs
         if isinstance(seed, int | np.integer):
-            return [int(seed) + i for i in range(self.num_envs)]
-        return list(seed)
+            return [_storable(int(seed) + i) for i in range(self.num_envs)]
+        return [_storable(one) for one in seed]
 
     def _start(self, env_index: int, reset: Reset, seed: int | None) -> None:
         self._recorders[env_index].start_episode(

@@ -60,6 +60,9 @@ class Events:
         """Whether each sub-environment has a seed of its own; others take one for all."""
         self.ended = np.zeros(env.num_envs, np.bool_)
         """[N]: whether the episode has ended, and no other has begun."""
+        self._before: dict[int, Arrays] = {}
+        """The last observation of each."""
+        self._said = False
 
     def of_reset(
         self, env_indices: Iterable[int], obs: Any, infos: Mapping[str, Any]
@@ -69,7 +72,8 @@ class Events:
         found = {}
         for i in env_indices:
             self.ended[i] = False
-            found[i] = Reset(self._interface.encode_observation(rows[i]), _info_of(infos, i))
+            self._before[i] = self._interface.encode_observation(rows[i])
+            found[i] = Reset(self._before[i], _info_of(infos, i))
         return found
 
     def of_step(
@@ -83,6 +87,7 @@ class Events:
         for i, row in enumerate(iterate(self._env.observation_space, obs)):
             info = _info_of(infos, i)
             after = self._interface.encode_observation(row)
+            previous, self._before[i] = self._before.get(i), after
             if self.mode is AutoresetMode.NEXT_STEP and had_ended[i]:
                 yield i, Reset(after, info)
                 continue
@@ -91,13 +96,33 @@ class Events:
             if self.mode is not AutoresetMode.SAME_STEP or not self.ended[i]:
                 yield i, step
                 continue
-            last = self._interface.encode_observation(info.pop("final_obs"))
             final_info = info.pop("final_info", {})
-            # Gymnasium keeps a reference: an environment that writes all observations into one
-            # buffer has already overwritten the final one. Then it is unknown.
-            lost = all(np.array_equal(last[key], after[key]) for key in last)
-            yield i, replace(step, obs=None if lost else last, info=final_info)
+            yield i, replace(step, obs=self._final(info, after, previous), info=final_info)
             yield i, Reset(after, info)
+
+    def _final(self, info: dict[str, Any], after: Arrays, before: Arrays | None) -> Arrays | None:
+        """The final observation of an episode, which `after` follows in the next; None: unknown.
+
+        Gymnasium keeps a reference, so an environment that writes its observations into the same
+        memory has overwritten the final one, or a part of it, with the one after the reset. A part
+        that has not changed in the last step may be constant.
+        """
+        given = info.pop("final_obs", None)
+        last = None if given is None else self._interface.encode_observation(given)
+        if last is not None and not any(
+            np.array_equal(last[key], after[key])
+            and not (before is not None and np.array_equal(last[key], before[key]))
+            for key in last
+        ):
+            return last
+        if not self._said:
+            self._said = True
+            why = "it is not in the infos" if last is None else "it equals the one after the reset"
+            self._interface.note(
+                f"the final observation of an episode is unknown: {why}; an environment returns a "
+                "new array in each step, and a vector environment info['final_obs']"
+            )
+        return None
 
 
 class VectorEnvAdapter:

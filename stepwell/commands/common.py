@@ -158,7 +158,8 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        # Times, counts and ids as floats: with six digits all of a day would look the same.
+        return f"{value:.15g}" if 1e5 <= abs(value) < 1e15 else f"{value:.6g}"
     if isinstance(value, list | tuple):
         return ", ".join(cell(v) for v in value)
     return printable(str(value))

@@ -12,6 +12,7 @@ import pytest
 from collector.collect import collect
 from collector.config import CollectConfig
 from collector.envs import interface_of
+from collector.episode_recorder import info_row
 from collector.record import record
 from collector.registered_run import open_dataset
 from stepwell import Client
@@ -75,6 +76,14 @@ def test_a_recording_keeps_them_too(
     env.close()
     (row,) = client.trajectories(name).items
     np.testing.assert_equal(client.steps(row.id).infos["good"], [np.nan, 0.0, 1.0, 0.0])
+
+
+def test_an_array_of_one_is_a_number() -> None:
+    spec = interface_of(Telling(), "Telling-v0", infos=["good"]).spec
+    for value in (2.0, np.array([2.0]), np.array([[2]]), np.float32(2)):
+        assert info_row(spec, {"good": value})["good"] == 2.0
+    for value in ("2 m", np.zeros(2), None):
+        assert np.isnan(info_row(spec, {"good": value})["good"])
 
 
 def test_a_dataset_without_a_place_for_them_is_refused(client: Client, name: str) -> None:

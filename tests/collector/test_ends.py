@@ -1,6 +1,7 @@
 """Ends of episodes as environments return them: recorded as bools, or refused at the step."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from collector.policy_actor import RandomActor
 from collector.record import record
 from collector.rollout import Rollout
 from stepwell import Client, InvalidTrajectory
+from tests.collector.fake_env import FakeEnv
 from tests.conftest import ServiceProcess
 from tests.flag_values import FALSE, NEITHER, NOTHING, TRUE
 
@@ -393,3 +395,50 @@ def test_a_collector_says_once_what_loses_digits(service: ServiceProcess, name: 
         f"note: {what}: float64 stored as float32, which rounds them"
         for what in ("rewards", "observations")  # the actions are rounded before they are executed
     ]
+
+
+def test_an_environment_that_resets_itself_is_recorded_to_its_last_episode(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    env = record(
+        gymnasium.wrappers.Autoreset(FakeEnv((3,))), name, client, env_id="Fake-v0", outbox=tmp_path
+    )
+    env.reset(seed=3)
+    ends = 0
+    for _ in range(40):
+        *_, terminated, truncated, _ = env.step(np.int64(0))
+        ends += terminated or truncated
+    env.close()
+    client.flush(name)
+    found = client.trajectories(name, order="seq", limit=100).items
+    whole = [info for info in found if "interrupted" not in info.tags]
+    assert ends > 2 and len(whole) == ends
+    assert len({info.length for info in whole}) == 1, "the reset is no transition"
+    assert [info.seed for info in whole] == [3, *[None] * (ends - 1)]
+
+
+def test_steps_without_a_reset_are_said_once(client: Client, name: str, tmp_path: Path) -> None:
+    env = record(Fine(0.5), name, client, env_id="Fine-v0", outbox=tmp_path)
+    env.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            env.step(np.array([0.5]))
+    env.close()
+    assert len([w for w in caught if "until reset()" in str(w.message)]) == 1
+
+
+def test_a_seed_that_cannot_be_stored_loses_no_episode(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    env = record(FakeEnv((3,)), name, client, env_id="Fake-v0", outbox=tmp_path)
+    with pytest.warns(UserWarning, match="more than 63 bits"):
+        env.reset(seed=2**63 + 5)
+    over = False
+    while not over:
+        *_, terminated, truncated, _ = env.step(np.int64(0))
+        over = terminated or truncated
+    env.close()
+    client.flush(name)
+    (info,) = client.trajectories(name).items
+    assert info.seed is None and info.tags == []

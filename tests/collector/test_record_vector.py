@@ -1,11 +1,14 @@
 """record() of a vector environment: the episodes of each sub-environment, in any autoreset mode."""
 
+import warnings
 from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from collector.record import record
 from stepwell import Client
@@ -61,3 +64,87 @@ def test_a_failure_keeps_all_running_episodes(client: Client, name: str, tmp_pat
     env.close()
     found = client.trajectories(name, limit=100).items
     assert [(i.length, i.truncated, i.tags) for i in found] == [(2, True, ["broken"])] * 2
+
+
+class OneBuffer(gymnasium.Env):  # type: ignore[type-arg]
+    """Writes each position into the same array; the goal never changes. Episodes of three steps."""
+
+    observation_space = spaces.Dict(
+        position=spaces.Box(-10, 10, (2,), np.float32), goal=spaces.Box(0, 1, (1,), np.float32)
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, copies: bool) -> None:
+        self._position, self._copies, self._time = np.zeros(2, np.float32), copies, 0
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observed(), {}
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        self._time += 1
+        return self._observed(), 1.0, self._time == 3, False, {}
+
+    def _observed(self):  # type: ignore[no-untyped-def]
+        self._position[:] = self._time
+        position = self._position.copy() if self._copies else self._position
+        return {"position": position, "goal": np.ones(1, np.float32)}
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_final_observation_that_was_overwritten_in_part_is_unknown(
+    client: Client, name: str, tmp_path: Path, copies: bool
+) -> None:
+    vector = SyncVectorEnv([partial(OneBuffer, copies)], autoreset_mode=AutoresetMode.SAME_STEP)
+    env = record(vector, name, client, env_id="Buffer-v0", outbox=tmp_path)
+    env.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            env.step(np.zeros(1, np.int64))
+    env.close()
+    said = [str(w.message) for w in caught if "final observation" in str(w.message)]
+    assert len(said) == (0 if copies else 1)
+    client.flush(name)
+    for info in client.trajectories(name, order="seq").items[:2]:
+        steps = client.steps(info.id)
+        assert steps.final_obs_valid is copies
+        if copies:
+            assert steps.obs["position"][-1].tolist() == [3, 3]
+
+
+def test_without_the_final_observation_in_the_infos_it_is_unknown(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    class Forgets(VectorWrapper):
+        def step(self, actions):  # type: ignore[no-untyped-def]
+            *returned, infos = super().step(actions)
+            return (*returned, {k: v for k, v in infos.items() if "final_obs" not in k})
+
+    vector = SyncVectorEnv([partial(OneBuffer, True)], autoreset_mode=AutoresetMode.SAME_STEP)
+    env = record(Forgets(vector), name, client, env_id="Buffer-v0", outbox=tmp_path)
+    env.reset()
+    with pytest.warns(UserWarning, match="it is not in the infos"):
+        for _ in range(4):
+            env.step(np.zeros(1, np.int64))
+    env.close()
+    client.flush(name)
+    assert not client.steps(client.trajectories(name, order="seq").items[0].id).final_obs_valid
+
+
+def test_episodes_have_the_name_of_the_environments_inside(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    vector = SyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2)
+    env = record(vector, name, client, outbox=tmp_path)
+    with pytest.warns(UserWarning, match="more than 63 bits"):
+        env.reset(seed=2**63 - 1)  # one seed fits, the next does not
+    for _ in range(40):
+        env.step(env.action_space.sample())
+    env.close()
+    client.flush(name)
+    found = client.trajectories(name, order="seq", limit=100).items
+    assert {info.env for info in found} == {"CartPole-v1"}
+    assert client.spec(name).env == "CartPole-v1"
+    assert {info.seed for info in found} <= {2**63 - 1, None}

@@ -523,3 +523,9 @@ def test_sizes_and_ages():
         "2 d ago",
     ]
     assert common.ago(None) == "-"
+
+
+def test_large_numbers_in_tables_have_all_their_digits() -> None:
+    assert common.cell(1700000001.5) == "1700000001.5" and common.cell(16777217.0) == "16777217"
+    assert common.cell(-123456.25) == "-123456.25" and common.cell(0.1234567) == "0.123457"
+    assert common.cell(1e300) == "1e+300"
