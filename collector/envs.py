@@ -59,6 +59,7 @@ Arrays = dict[str, Array]
 Leaf = tuple[str, tuple[str | int, ...], gym_spaces.Space[Any]]
 """(key in the spec, keys and indices down to it in nested Dicts and Tuples, the space there)."""
 
+_MALFORMED = (KeyError, IndexError, TypeError, ValueError, OverflowError)
 VERSIONED = re.compile(r"-v\d+$")
 _EXTRA = "; for Box2D, MuJoCo and mazes: pip install 'stepwell[envs]'"
 
@@ -220,7 +221,7 @@ class Interface:
                 array = np.array(value, dtype=space.dtype)
                 if array.dtype.kind != "f":
                     _whole(value, array, space)
-            except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            except (*_MALFORMED, RuntimeError) as error:  # of a tensor that needs gradients
                 raise BrokenEnv(
                     f"observation {key!r} is not what its space says: {describe_error(error)}"
                 ) from None
@@ -297,17 +298,24 @@ class Interface:
     def encode_action(self, action: Any, *, executed: bool = False) -> Arrays:
         """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key.
 
-        `executed`: the environment gets `action` itself, so that rounding is noted.
+        `executed`: the environment gets `action` itself, so that rounding is noted. Raises
+        `InvalidTrajectory` for an action of another form than the action space.
         """
         found: Arrays = {}
         for key, path, leaf in self._acted:
-            value = action
-            for part in path:
-                value = value[part]
-            space = self.spec.actions[key]
-            if executed:
-                self._note_rounding("actions", value, np.dtype(space.dtype))
-            found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
+            space, value = self.spec.actions[key], action
+            try:
+                for part in path:
+                    value = value[part]
+                if executed:
+                    self._note_rounding("actions", value, np.dtype(space.dtype))
+                found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
+            except (*_MALFORMED, RuntimeError) as error:
+                raise InvalidTrajectory(
+                    f"actions[{key}]",
+                    expected=f"an action of the form {str(self.action_space)[:200]}",
+                    got=f"{describe(action)}: {describe_error(error)}",
+                ) from None
         return found
 
     def check_action(self, action: Any, recorded: Mapping[str, Array]) -> None:

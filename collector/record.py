@@ -29,6 +29,7 @@ from collector.envs import Arrays, Env, Interface, interface_of
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
+from collector.rollout import mapping_of
 from collector.vector_env import Events, Reset
 from stepwell.client import Client
 from stepwell.errors import Undelivered
@@ -210,7 +211,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _start(self, first: Arrays, seed: int | None, info: dict[str, Any]) -> None:
         self._bounds.look(first)
         self._recorder.start_episode(
-            first, index=self._episodes, seed=seed, policy_id="", info=info
+            first, index=self._episodes, seed=seed, policy_id="", info=mapping_of(info)
         )
         self._episodes += 1
         self._ended = False
@@ -235,7 +236,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise
         if self._recorder.running:
             self._bounds.look(next_obs)
-            self._recorder.add_step(recorded, number, next_obs, *over, info)
+            self._recorder.add_step(recorded, number, next_obs, *over, mapping_of(info))
             self._ended = any(over)
         elif self._resets_itself and self._ended:
             self._start(next_obs, None, info)

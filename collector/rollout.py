@@ -156,18 +156,24 @@ class Rollout:
             resets = self._vector.reset(seeds) if seeds else {}
             for env_index, reset in resets.items():
                 seed = seeds[env_index] if self._vector.seeds_each else None
-                self._on_reset(env_index, seed, reset.obs, _mapping(reset.info))
+                self._on_reset(env_index, seed, reset.obs, mapping_of(reset.info))
             return
         for env_index, seed in seeds.items():
             begin(self._envs[env_index], "reset", seed=seed)
         for env_index, seed in seeds.items():
             try:
-                raw, info = end(self._envs[env_index], "reset", seed=seed)
+                answer = end(self._envs[env_index], "reset", seed=seed)
+                if not isinstance(answer, tuple) or len(answer) != 2:
+                    raise BrokenEnv(
+                        "reset did not return obs, info; gym before 0.26 returned the observation "
+                        "alone (the package shimmy converts)"
+                    )
+                raw, info = answer
                 obs = self._interface.encode_observation(raw)
             except (Exception, SystemExit) as error:  # an environment may raise anything
                 self._on_error(env_index, f"reset failed: {_describe(error)}", seed)
             else:
-                self._on_reset(env_index, seed, obs, _mapping(info))
+                self._on_reset(env_index, seed, obs, mapping_of(info))
 
     def _draw_seeds(self, env_indices: Sequence[int]) -> dict[int, int | None]:
         """The next seed for each; none for those that come after the last seed."""
@@ -182,7 +188,7 @@ class Rollout:
     ) -> list[EpisodeSummary | None]:
         ended: list[EpisodeSummary | None] = []
         for i, event in vector.step(actions, playing):
-            info = _mapping(event.info)
+            info = mapping_of(event.info)
             if isinstance(event, Reset):
                 if not self._exhausted and self._draw_seeds([i]):
                     self._on_reset(i, None, event.obs, info)  # it reset itself: no seed was used
@@ -195,13 +201,18 @@ class Rollout:
     def _step_env(self, env_index: int, action: Arrays, given: Any) -> EpisodeSummary | None:
         try:
             answer = end(self._envs[env_index], "step", given)
+            if len(answer) == 4:
+                raise BrokenEnv(
+                    "step returned 4 values, as gym before 0.26 did; gymnasium's returns obs, "
+                    "reward, terminated, truncated, info (the package shimmy converts)"
+                )
             raw, reward, terminated, truncated, info = answer
             number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
             over = self._interface.encode_end(terminated, truncated)
         except (Exception, SystemExit) as error:  # an environment may raise anything
             return self._on_error(env_index, f"step failed: {_describe(error)}")
-        return self._on_step(env_index, action, number, obs, *over, _mapping(info))
+        return self._on_step(env_index, action, number, obs, *over, mapping_of(info))
 
     def _on_reset(
         self, env_index: int, seed: int | None, obs: Arrays, info: Mapping[str, Any]
@@ -285,5 +296,6 @@ def _row(actions: Arrays, env_index: int) -> Arrays:
     return {key: array[env_index].copy() for key, array in actions.items()}
 
 
-def _mapping(info: Any) -> Mapping[str, Any]:
+def mapping_of(info: Any) -> Mapping[str, Any]:
+    """An environment's info, or none if it is something else: infos are for people."""
     return info if isinstance(info, Mapping) else {}

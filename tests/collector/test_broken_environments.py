@@ -9,16 +9,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from collector import rollout
 from collector.broken_episodes import MOST_CAUSES, BrokenEpisodes
 from collector.collect import collect
 from collector.config import CollectConfig
+from collector.envs import BrokenEnv
+from collector.evaluate import evaluate_policy
 from collector.main import main
+from collector.policy_actor import RandomActor
 from collector.record import record
 from dashboard.components import run_mark
-from stepwell import Client, cli
+from stepwell import Client, InvalidTrajectory, cli
 from stepwell.doctor import diagnose
 
 
@@ -224,3 +228,83 @@ def test_the_options_of_the_command_are_those_of_the_function(
     )  # fmt: skip
     stats = collect(config)
     assert (stats.broken.total, stats.kept, stats.episodes) == (2, 0, 0)
+
+
+class Old(Odd):
+    """Of gym before 0.26, in one of its two methods."""
+
+    def __init__(self, method: str):
+        super().__init__(fine)
+        self._method = method
+
+    def reset(self, **_: Any) -> Any:
+        obs, info = super().reset()
+        return obs if self._method == "reset" else (obs, info)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, _, info = super().step(action)
+        old = self._method == "step"
+        return (obs, reward, terminated, info) if old else (obs, reward, terminated, False, info)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_environment_of_the_old_gym_is_named_as_such(method: str, capfd: Any) -> None:
+    def actor(interface: Any, n: int) -> RandomActor:
+        return RandomActor(interface, n)
+
+    gymnasium.register("OldGym-v0", lambda: Old(method), disable_env_checker=True)
+    try:
+        with pytest.raises(BrokenEnv, match=f"{method} .*gym before 0.26"):
+            evaluate_policy(actor, "OldGym-v0", [1], envs=1)
+    finally:
+        del gymnasium.registry["OldGym-v0"]
+
+
+def test_a_malformed_action_is_refused_by_name_before_the_step(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    class Pair(Odd):
+        def __init__(self) -> None:
+            super().__init__(fine)
+            self.action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+
+    env = record(Pair(), name, client, env_id="Pair-v0", outbox=tmp_path)
+    env.reset()
+    with pytest.raises(InvalidTrajectory, match=r"actions\[action/1\].*form Tuple"):
+        env.step((1,))
+    for _ in range(4):
+        env.step((1, 2))
+    env.close()
+    client.flush(name)
+    assert [info.length for info in client.trajectories(name).items] == [4]
+
+
+def test_infos_that_are_none_harm_nothing(client: Client, name: str, tmp_path: Path) -> None:
+    class Lists(Odd):
+        def step(self, action: Any) -> Any:
+            *returned, _ = super().step(action)
+            return (*returned, ["no dict"])
+
+    env = record(Lists(fine), name, client, env_id="Lists-v0", outbox=tmp_path)
+    env.reset()
+    for _ in range(4):
+        env.step(0)
+    env.close()
+    client.flush(name)
+    (info,) = client.trajectories(name).items
+    assert info.length == 4 and info.tags == []
+
+
+# numpy's, of torch's tensors.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_an_observation_that_needs_gradients_is_named(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    def tensor(_episode: int, _t: int) -> tuple[Any, Any]:
+        return torch.zeros(2, requires_grad=True), 1.0
+
+    env = record(Odd(tensor), name, client, env_id="Odd-v0", outbox=tmp_path)
+    env.reset()
+    with pytest.raises(BrokenEnv, match="observation 'observation' is not what its space says"):
+        env.step(0)
+    env.close()
