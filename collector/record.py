@@ -117,7 +117,7 @@ def record(
     ]
     if isinstance(env, VectorEnv):
         return RecordVectorTrajectories(env, interface, recorders, sender)
-    return RecordTrajectories(env, interface, recorders[0], sender)
+    return RecordTrajectories(env, interface, recorders[0], sender, asked=infos)
 
 
 def _name_of(env: Env | VectorEnv[Any, Any, Any]) -> str:
@@ -189,9 +189,17 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The wrapper of `record`. It behaves like the environment; `outbox` has the unsent items."""
 
     def __init__(
-        self, env: Env, interface: Interface, recorder: EpisodeRecorder, sender: _Sender
+        self,
+        env: Env,
+        interface: Interface,
+        recorder: EpisodeRecorder,
+        sender: _Sender,
+        *,
+        asked: Sequence[str] = (),
     ) -> None:
         super().__init__(env)
+        self._unseen, self._seen = set(asked), set[str]()
+        """Infos that are to be kept and were in no info so far; those that were in one."""
         self.outbox = sender.outbox
         self._interface, self._recorder, self._sender = interface, recorder, sender
         self._bounds = _BoundsWarning(interface)
@@ -210,11 +218,18 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _start(self, first: Arrays, seed: int | None, info: dict[str, Any]) -> None:
         self._bounds.look(first)
+        self._look_for_infos(info)
         self._recorder.start_episode(
             first, index=self._episodes, seed=seed, policy_id="", info=mapping_of(info)
         )
         self._episodes += 1
         self._ended = False
+
+    def _look_for_infos(self, info: Any) -> None:
+        if self._unseen:
+            names = {str(name) for name in mapping_of(info)}
+            self._unseen -= names
+            self._seen |= names
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step; if the environment raises, its episode is kept, tagged "broken".
@@ -236,6 +251,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise
         if self._recorder.running:
             self._bounds.look(next_obs)
+            self._look_for_infos(info)
             self._recorder.add_step(recorded, number, next_obs, *over, mapping_of(info))
             self._ended = any(over)
         elif self._resets_itself and self._ended:
@@ -258,6 +274,12 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             return
         self._closed = True
         self._recorder.truncate(INTERRUPTED)
+        if self._unseen and self._episodes:
+            warnings.warn(
+                f"no step had the infos {', '.join(sorted(self._unseen))}, which are NaN in every "
+                f"row; the environment's are {', '.join(sorted(self._seen)) or 'none'}",
+                stacklevel=2,
+            )
         self._sender.close(timeout)
         super().close()
         if undelivered := self.outbox.undelivered():

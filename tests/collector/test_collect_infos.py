@@ -78,6 +78,16 @@ def test_a_recording_keeps_them_too(
     np.testing.assert_equal(client.steps(row.id).infos["good"], [np.nan, 0.0, 1.0, 0.0])
 
 
+def test_an_info_that_never_comes_is_said(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    env = record(Telling(), name, client, infos=["good", "typo"], outbox=tmp_path / "outbox")
+    env.reset()
+    env.step(np.int64(1))
+    with pytest.warns(UserWarning, match="no step had the infos typo, .*environment's are .*good"):
+        env.close()
+
+
 def test_an_array_of_one_is_a_number() -> None:
     spec = interface_of(Telling(), "Telling-v0", infos=["good"]).spec
     for value in (2.0, np.array([2.0]), np.array([[2]]), np.float32(2)):
