@@ -466,9 +466,10 @@ def test_an_upload_streams_with_progress_and_waits_for_its_job(tmp_path):
 
 def test_an_upload_that_cannot_start_says_why(tmp_path):
     client, script = connect(ok({}))
-    (tmp_path / "x.csv").touch()
-    with pytest.raises(InvalidData, match="suffix"):
-        client.upload("d", tmp_path / "x.csv")
+    for name, says in (("x.dat", "a suffix of"), ("x.csv", "duckdb"), ("x.jsonl.gz", "duckdb")):
+        (tmp_path / name).touch()
+        with pytest.raises(InvalidData, match=says):
+            client.upload("d", tmp_path / name)
     with pytest.raises(InvalidData, match="No such file"):
         client.upload("d", tmp_path / "x.npz")
     assert not script.requests
