@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from stepwell._compare.pictures import curves_svg, intervals_svg
 from stepwell._compare.schedule import Chain, Recipe, Schedule, given_settings, seconds_left
+from stepwell._exit_message import PARTIAL
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
 from stepwell._plural import pluralize
@@ -224,7 +225,7 @@ def _try_environment(schedule: Schedule, *, again: bool) -> None:
         stop([job])
     if "--no-upload" not in words:
         schedule.evaluation_seconds.append(job.seconds)  # the first guess
-    if job.process.returncode != 0:
+    if job.process.returncode not in (0, PARTIAL):
         raise Failed(f"{schedule.env} cannot be played here: {job.reason()}")
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepwell._exit_message import PARTIAL
 from stepwell._plural import pluralize
 from stepwell._processes import Job, Processes, stop
 from stepwell._settings import flatten
@@ -229,7 +230,7 @@ class Schedule:
         chain.job = None
         version = chain.doing.removeprefix(f"{chain.run}-eval-")
         what = "trained" if chain.doing == chain.run else f"evaluated at {version} updates"
-        if job.process.returncode == 0:
+        if job.process.returncode in (0, PARTIAL):  # played again episodes that broke
             if chain.doing != chain.run:
                 self.evaluation_seconds.append(job.seconds)
             self.say(f"{chain.run} {what}, {job.seconds:.0f} s")
