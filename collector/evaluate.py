@@ -432,6 +432,7 @@ def _replay(
         metadata=metadata,
         policy_id=policy_id,
         on_episode=on_episode,
+        broken=[],
     )
 
 
