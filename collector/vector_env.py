@@ -97,32 +97,41 @@ class Events:
                 yield i, step
                 continue
             final_info = info.pop("final_info", {})
-            yield i, replace(step, obs=self._final(info, after, previous), info=final_info)
+            yield i, replace(step, obs=self._final(i, info, after, previous), info=final_info)
             yield i, Reset(after, info)
 
-    def _final(self, info: dict[str, Any], after: Arrays, before: Arrays | None) -> Arrays | None:
+    def _final(
+        self, env_index: int, info: dict[str, Any], after: Arrays, before: Arrays | None
+    ) -> Arrays | None:
         """The final observation of an episode, which `after` follows in the next; None: unknown.
 
         Gymnasium keeps a reference, so an environment that writes its observations into the same
-        memory has overwritten the final one, or a part of it, with the one after the reset. A part
-        that has not changed in the last step may be constant.
+        memory has overwritten the final one, or a part of it, with the one after the reset.
         """
         given = info.pop("final_obs", None)
         last = None if given is None else self._interface.encode_observation(given)
-        if last is not None and not any(
-            np.array_equal(last[key], after[key])
-            and not (before is not None and np.array_equal(last[key], before[key]))
-            for key in last
-        ):
-            return last
-        if not self._said:
+        why = ""
+        if last is None:
+            why = "it is not in the infos"
+        elif (shared := self._overwritten(env_index, given)) is True:
+            why = "the environment has overwritten it in its reset"
+        elif shared is None and _looks_overwritten(last, after, before):
+            why = "it equals the one after the reset"
+        if why and not self._said:
             self._said = True
-            why = "it is not in the infos" if last is None else "it equals the one after the reset"
             self._interface.note(
                 f"the final observation of an episode is unknown: {why}; an environment returns a "
                 "new array in each step, and a vector environment info['final_obs']"
             )
-        return None
+        return None if why else last
+
+    def _overwritten(self, env_index: int, final: Any) -> bool | None:
+        """Whether the final observation has the memory of the next; None where it cannot be seen:
+        in other processes, and behind wrappers, which may have made new arrays."""
+        inner: Any = self._env.unwrapped
+        newest = getattr(inner, "_env_obs", None) if isinstance(inner, SyncVectorEnv) else None
+        shared = None if newest is None else _same_memory(final, newest[env_index])
+        return None if shared is False and inner is not self._env else shared
 
 
 class VectorEnvAdapter:
@@ -185,6 +194,29 @@ def _as_broken(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # an environment may raise anything
         raise BrokenEnv(f"{what} failed: {describe_error(error)}") from error
+
+
+def _same_memory(one: Any, other: Any) -> bool | None:
+    """Whether two observations have memory in common; None if one has parts of unknown types."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.shares_memory(one, other)
+    if isinstance(one, Mapping | list | tuple) and isinstance(other, type(one)):
+        if one is other and not isinstance(one, tuple):
+            return True
+        keys = one if isinstance(one, Mapping) else range(len(one))
+        found = [_same_memory(one[key], other[key]) for key in keys]
+        return True if True in found else None if None in found else False
+    plain = np.ndarray | np.generic | int | float | str
+    return False if isinstance(one, plain) and isinstance(other, plain) else None
+
+
+def _looks_overwritten(last: Arrays, after: Arrays, before: Arrays | None) -> bool:
+    """Whether all of a final observation equals the one after the reset, or a part of it that has
+    changed in the last step: others may be constant."""
+    equal = [key for key in last if np.array_equal(last[key], after[key])]
+    return len(equal) == len(last) or any(
+        before is None or not np.array_equal(last[key], before[key]) for key in equal
+    )
 
 
 def _info_of(infos: Mapping[Any, Any], env_index: int) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class VectorEnds(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> Any:  # noqa: ARG002
         infos: dict[str, Any] = {}
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
-            infos["final_obs"] = [np.ones(1, np.float32), np.ones(1, np.float32)]
+            infos["final_obs"] = [np.full(1, 2, np.float32)] * 2  # not that of the reset
         return np.ones((2, 1), np.float32), np.ones(2), *self.ends, infos
 
 

@@ -1,6 +1,7 @@
 """record() of a vector environment: the episodes of each sub-environment, in any autoreset mode."""
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,62 @@ def test_a_final_observation_that_was_overwritten_in_part_is_unknown(
         assert steps.final_obs_valid is copies
         if copies:
             assert steps.obs["position"][-1].tolist() == [3, 3]
+
+
+class FixedStart(gymnasium.Env):  # type: ignore[type-arg]
+    """Episodes begin at 0 and go along `path`. `parts`: in a dict, beside a number."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, path: Sequence[float], *, copies: bool, parts: bool) -> None:
+        box = spaces.Box(-9, 9, (2,), np.float32)
+        self.observation_space = spaces.Dict(at=box, count=box) if parts else box
+        self._at, self._path, self._time = np.zeros(2, np.float32), path, 0
+        self._count = 0
+        self._copies, self._parts = copies, parts
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observed(0.0), {}
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        self._time += 1
+        over = self._time == len(self._path)
+        return self._observed(self._path[self._time - 1]), 1.0, over, False, {}
+
+    def _observed(self, value: float):  # type: ignore[no-untyped-def]
+        self._at[:] = value
+        self._count += 1
+        at = self._at.copy() if self._copies else self._at
+        return {"at": at, "count": np.full(2, self._count % 9, np.float32)} if self._parts else at
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize(
+    ("path", "copies"), [([5.0], False), ([5.0], True), ([3.0, 0.0], False), ([3.0, 0.0], True)]
+)
+def test_a_final_observation_is_unknown_where_the_reset_wrote_into_its_memory(
+    client: Client, name: str, tmp_path: Path, path: list[float], copies: bool, parts: bool
+) -> None:
+    """Not by its values: it may be that of the start, and so may be the one before it."""
+    made = partial(FixedStart, path, copies=copies, parts=parts)
+    vector = SyncVectorEnv([made] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = record(vector, name, client, env_id="Fixed-v0", outbox=tmp_path)
+    env.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in path:
+            env.step(np.zeros(2, np.int64))
+    env.close()
+    said = [w for w in caught if "has overwritten it in its reset" in str(w.message)]
+    assert len(said) == (0 if copies else 1)
+    client.flush(name)
+    for info in client.trajectories(name, order="seq").items:
+        steps = client.steps(info.id)
+        assert steps.final_obs_valid is copies
+        if copies:
+            assert steps.obs["at" if parts else "observation"][-1].tolist() == [path[-1]] * 2
 
 
 def test_without_the_final_observation_in_the_infos_it_is_unknown(
