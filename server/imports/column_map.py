@@ -206,7 +206,7 @@ def _match_next(found: ColumnMap) -> None:
 def _parts(names: Columns) -> list[str]:
     """What tells columns of one vector apart: names without their common beginning."""
     common = len(os.path.commonprefix(names)) if len(names) > 1 else 0
-    return [name[common:].lower() for name in names]
+    return [name[common:] for name in names]
 
 
 def shown(columns: Sequence[str], most: int = MOST_SHOWN) -> str:

@@ -332,10 +332,21 @@ def out_of_order(columns: ColumnMap) -> str:
     return "are the rows in order?" if step is None else f"does {step[:100]} count their order?"
 
 
-FINAL_ROWS = (
-    "rows with is_last are final observations, as in RLDS, and no steps; columns=first= makes them "
-    "steps"
-)
+def warn_of_final_rows(
+    flags: Flags, rewards: Array | None, finals: NDArray[np.int64], warnings: list[str]
+) -> None:
+    """What is said where the last rows of episodes, `finals`, are no steps; rewards of all rows."""
+    warnings.append(
+        "rows with is_last are final observations, as in RLDS, and no steps; columns=first= makes "
+        "them steps"
+    )
+    if rewards is not None and (given := int(np.count_nonzero(rewards[finals]))):
+        warnings.append(f"{pluralize(given, 'reward')} of such rows left out")
+    if unmarked := int(np.count_nonzero(~flags["done"][finals])):
+        warnings.append(
+            f"{pluralize(unmarked, 'episode')} without is_last: the last row is taken for its "
+            "final observation"
+        )
 
 
 def warn_of_both(flags: Flags, ends: NDArray[np.int64], warnings: list[str]) -> None:

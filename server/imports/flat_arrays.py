@@ -18,11 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map, shown
-from server.imports.ends import FINAL_ROWS, LISTS, SOURCE, factorized
+from server.imports.ends import (
+    LISTS,
+    SOURCE,
+    factorized,
+    read_flags,
+    split_by_flags,
+    split_by_ids,
+    warn_of_final_rows,
+)
 from server.imports.raw_file import (
     Array,
     ImportRefused,
-    as_flags,
     check_dtype,
     check_size,
     plain,
@@ -301,12 +308,22 @@ def _from_rlds(source: RawFile) -> None:
     """RLDS's steps in flat arrays: the last row of an episode is its final observation."""
     if not source.map.is_rlds or source.ends is not None:
         return
-    last = as_flags("is_last", source.numbers_of(source.map.single["done"]))
-    terminal = as_flags("is_terminal", source.numbers_of(source.map.single["terminated"]))
-    if not last[-1]:
-        return  # cut short: its last row has an action
+    flags = read_flags(source.map, source.numbers_of)
+    last = split_by_flags(flags, source, source.map, source.warnings)
     finals = np.flatnonzero(last)
     firsts = np.concatenate([[0], finals[:-1] + 1])
+    if source.map.episode:
+        ids = split_by_ids(source, source.map, source.warnings, lengths=False)
+        if ids.order is not None or not np.array_equal(ids.ends, finals):
+            raise ImportRefused(
+                f"{source.map.episode[0][:100]} and is_last tell other episodes apart",
+                expected="rows of one episode together, is_last at the last of them; or "
+                "columns=episode= or columns=done= (not to use one of them)",
+                got=f"{len(ids.ends)} and {len(finals)}",
+            )
+    reward = source.map.one("reward")
+    rewards = None if reward is None else source.numbers_of(reward)
+    warn_of_final_rows(flags, rewards, finals, source.warnings)
     observations = {n for names in source.map.arrays["observation"].values() for n in names}
     for name in [n for n, a in source.arrays.items() if a.ndim and len(a) == source.rows]:
         whole = source.arrays[name]
@@ -320,12 +337,11 @@ def _from_rlds(source: RawFile) -> None:
         source.map.arrays["next_observation"][key] = tuple(f"next {name}" for name in names)
     lengths = finals - firsts
     source.rows, source.ends = int(lengths.sum()), np.cumsum(lengths[lengths > 0]) - 1
-    flags = np.zeros(source.rows, np.bool_)
-    flags[source.ends] = terminal[finals][lengths > 0]
-    source.arrays[source.map.single["terminated"]] = flags
+    terminated = np.zeros(source.rows, np.bool_)
+    terminated[source.ends] = flags["terminated"][finals][lengths > 0]
+    source.arrays[source.map.single["terminated"]] = terminated
     for role in ("first", "done"):
         del source.map.single[role]
-    source.warnings.append(FINAL_ROWS)
 
 
 def _from_imitation(source: RawFile) -> None:

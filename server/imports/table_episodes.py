@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from server.imports.column_map import FILE, ColumnMap, Columns, element_names, shown
 from server.imports.ends import (
-    FINAL_ROWS,
     ROLES,
     Split,
     check_inside,
@@ -32,6 +31,7 @@ from server.imports.ends import (
     terminated_at,
     warn_of_both,
     warn_of_done,
+    warn_of_final_rows,
 )
 from server.imports.images import JPEG, PNG, pixels
 from server.imports.named import About, Declared, Layout, Leaf
@@ -114,8 +114,11 @@ class TableEpisodes:
 
     def _omit_final_rows(self) -> int:
         """Rows after each episode with its final observation: 1 in RLDS's tables, else 0."""
-        if self._nested or not self.columns.is_rlds or not self._flags["done"][self._ends].all():
+        if self._nested or not self.columns.is_rlds:
             return 0
+        reward = self.columns.one("reward")
+        rewards = None if reward is None else self._steps_of(reward)
+        warn_of_final_rows(self._flags, rewards, self._ends, self.layout.warnings)
         kept = self._ends > self._starts
         self._starts, self._ends = self._starts[kept], self._ends[kept] - 1
         self._terminated = self._terminated[kept]
@@ -123,7 +126,6 @@ class TableEpisodes:
         self.layout.skipped = int((~kept).sum())
         self.layout.episodes = [(0, 1)] * int(kept.sum())
         self.layout.check_skipped()
-        self.layout.warnings.append(FINAL_ROWS)
         return 1
 
     # --- what named.py asks for -------------------------------------------------------------------

@@ -704,6 +704,40 @@ def test_flags_of_rlds_mark_final_observations(read: Read, kind: str) -> None:
     assert [len(t) for t in read(kind, made, "first=")[1]] == [10] * 4
 
 
+@EVERY
+def test_what_is_left_out_of_such_rows_is_said(read: Read, kind: str) -> None:
+    made = rlds(rewards=np.where(RLDS_ROWS == 9, 0, 1).astype(np.float32))
+    assert "left out" not in " ".join(read(kind, made)[0].warnings)
+    cut = RLDS_ROWS == 9
+    cut[-1] = False
+    found, got = read(kind, rlds(is_last=cut, is_terminal=cut & (IDS == 1)))
+    assert [len(t) for t in got] == [9] * 4
+    assert "4 rewards of such rows left out" in found.warnings
+    assert "1 episode without is_last" in " ".join(found.warnings)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"is_terminal": RLDS_ROWS == 4}, "is_terminal is set where is_first has no end"),
+        ({"is_first": RLDS_ROWS == 5}, "is_terminal is set where is_first has no end"),
+        ({"episode": np.arange(ROWS) // 8}, "tell other episodes apart|before the last step"),
+    ],
+)
+def test_such_flags_that_contradict_themselves_are_refused(
+    read: Read, kind: str, changes: Arrays, says: str
+) -> None:
+    with pytest.raises(ImportRefused, match=says):
+        read(kind, rlds(**changes))
+
+
+@EVERY
+def test_such_rows_with_ids_are_the_same_episodes(read: Read, kind: str) -> None:
+    _, got = read(kind, rlds(episode=IDS))
+    assert [(len(t), t.final_obs_valid) for t in got] == [(9, True)] * 4
+
+
 @FLAT
 def test_a_time_limit_among_infos_is_one(read: Read, kind: str) -> None:
     name = "infos/TimeLimit.truncated"
