@@ -201,7 +201,7 @@ class EvaluateConfig(EnvironmentConfig):
     It is recorded as the policy `scripted`."""
     episodes: int = Field(30, ge=1)
     """Number of episodes, one per seed."""
-    seeds: int = Field(0, ge=0)
+    seeds: int = Field(0, ge=0, lt=2**62)
     """The first seed; episode i is reset with seeds + i."""
     videos: int = Field(0, ge=0)
     """Record videos of the first so many episodes, also of each policy with --against, RUN:all and

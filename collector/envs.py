@@ -246,7 +246,12 @@ class Interface:
             beyond = (array < low) | (array > high)
             if beyond.any():
                 at = int(np.argmax(beyond))
-                value, least, most = (a.reshape(-1)[at] for a in (array, low, high))
+                leaf = next(
+                    leaf
+                    for name, _, leaf in self._observed
+                    if name == key and isinstance(leaf, gym_spaces.Box)
+                )
+                value, least, most = (a.reshape(-1)[at] for a in (array, leaf.low, leaf.high))
                 place = f"[{at}]" if array.ndim else ""
                 says = f"its space says {least:g} to {most:g}"
                 return f"observation {key!r}{place} is {value:g}, {says}"
@@ -610,7 +615,7 @@ def _whole(raw: Any, array: Array, space: Space) -> None:
     invalid category. Box bounds are not checked: many environments exceed them slightly."""
     given = np.asarray(raw)
     if given.dtype != array.dtype and not np.array_equal(given, array):
-        raise ValueError(f"{str(raw)[:80]} is not of type {space.dtype}")
+        raise ValueError(f"{describe(raw)} is not of type {space.dtype}")
     if not isinstance(space, Box) and array.shape == space.shape:
         why = why_outside(space, array[None])
         if why is not None:

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
+from collector.broken_episodes import BrokenEpisodes
 from collector.config import EvaluateConfig, UsageError, parse_reference
 from collector.envs import (
     BrokenEnv,
@@ -95,11 +96,11 @@ def evaluate_policy(
         interface = interface_of(opened[0], env_id)
         actor = _actor(policy, interface, len(opened), policy_id, sample, device)
         metadata = TrajectoryMetadata(env=interface.env_id, purpose="eval")
-        broken: list[str] = []
+        broken = BrokenEpisodes()
         result = _play(
             opened, actor, interface, make_env, seeds, metadata, policy_id, lambda _: None, broken
         )
-        if broken:
+        if broken.total:
             warnings.warn(_played_again(broken), stacklevel=2)
         return result
 
@@ -123,11 +124,11 @@ def _play(
     metadata: TrajectoryMetadata,
     policy_id: str,
     on_episode: Callable[[int], object],
-    broken: list[str],
+    broken: BrokenEpisodes,
 ) -> EvaluationResult:
-    """`broken` receives a line for each cause for which the environment failed."""
+    """`broken` receives the episodes in which the environment failed."""
     found: dict[int, list[tuple[EpisodeSummary, list[Trajectory]]]] = defaultdict(list)
-    played, error = 0, ""
+    played = 0
     for _ in range(ATTEMPTS):
         missing = Counter(seeds) - Counter({seed: len(scored) for seed, scored in found.items()})
         if not missing:
@@ -141,6 +142,7 @@ def _play(
             seeds=iter(missing.elements()),
             sink=lambda trajectory, index, pieces=pieces: pieces[index].append(trajectory),  # type: ignore[misc]
             metadata=metadata,
+            broken=broken,
         )
         while not rollout.done:
             for episode in rollout.step():
@@ -149,14 +151,12 @@ def _play(
                     found[episode.seed].append((episode, pieces[episode.index]))
                     played += 1
             on_episode(played)
-        error = rollout.broken.last
-        broken += rollout.broken.lines()
     else:
         left = len(seeds) - played
         if left:
             raise BrokenEnv(
                 f"{interface.env_id} failed {ATTEMPTS} times with {pluralize(left, 'seed')} of "
-                f"{len(seeds)} ({error}); a score with holes is none"
+                f"{len(seeds)} ({broken.last}); a score with holes is none"
             )
     in_order = [found[seed].pop(0) for seed in seeds]
     episodes = [replace(episode, index=i) for i, (episode, _) in enumerate(in_order)]
@@ -164,10 +164,11 @@ def _play(
     return summarise(interface.env_id, policy_id, episodes, trajectories)
 
 
-def _played_again(broken: Sequence[str]) -> str:
+def _played_again(broken: BrokenEpisodes) -> str:
     return (
-        "the environment failed in some episodes, which were played again with their seeds; if "
-        "failures depend on the policy, the score does, too: " + "; ".join(broken)
+        f"the environment failed in {pluralize(broken.total, 'episode')}, played again with the "
+        "same seed; if failures depend on the policy, the score does, too: "
+        + "; ".join(broken.lines())
     )
 
 
@@ -190,7 +191,9 @@ def run_evaluation(
         make_env = partial(configured_env, config)
         parallel = min(config.envs, config.episodes)
         envs = stack.enter_context(open_configured_envs(config, parallel))
-        interface = configured_interface(config, envs)
+        interface = replace(
+            configured_interface(config, envs), note=lambda text: say(f"note: {text}")
+        )
         rendered: RenderedEnv | None = None
         if config.videos:  # before anything is created at the service
             rendered = stack.enter_context(_open_rendered(config, envs))
@@ -198,7 +201,6 @@ def run_evaluation(
         policy_id, player = _player(config, client, interface)
         if config.upload:
             dataset, interface = _open_dataset(client, config, interface)
-            interface = replace(interface, note=lambda text: say(f"note: {text}"))
             made_up = unique_name("eval", slug(policy_id.replace("/", "-"), 60), slug(config.env))
             run = stack.enter_context(
                 open_run(
@@ -247,12 +249,12 @@ def run_evaluation(
                 bar.update(task, completed=done)
                 check_command(done)
 
-            broken: list[str] = []
+            broken = BrokenEpisodes()
             result = _play(
                 *(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode),
                 broken,
             )
-        if broken and run is not None:
+        if broken.total and run is not None:
             run.broken = _played_again(broken)
         if run is not None:
             notes = _upload(config, run, result)
@@ -264,7 +266,7 @@ def run_evaluation(
                 notes["videos"] = _add_videos(
                     run, notes["evaluation"], rendered, play, scored[: config.videos], say
                 )
-    if broken:
+    if broken.total:
         notes["broken"] = _played_again(broken)
     if run is not None and run.undelivered:
         notes["undelivered"] = run.undelivered
@@ -432,7 +434,7 @@ def _replay(
         metadata=metadata,
         policy_id=policy_id,
         on_episode=on_episode,
-        broken=[],
+        broken=BrokenEpisodes(),
     )
 
 

@@ -29,14 +29,15 @@ BEST = "best"
 
 def evaluate_versions(
     config: EvaluateConfig, console: Console, *, quiet: bool = False
-) -> list[Evaluation]:
-    """Score the versions of the run, with --follow until it ends; returns the scores by version.
+) -> tuple[list[Evaluation], bool]:
+    """Score the versions of the run, with --follow until it ends. Returns the scores by version,
+    and whether episodes broke and were played again.
 
     Points the alias `best` to the version with the highest mean, the newer one of two equal ones.
     Raises `NotFound` or `UsageError` if there is no policy, `Undelivered` like one evaluation.
     """
     run, _ = parse_reference(config.policy)
-    best, shown = -1, set[int]()
+    best, shown, broken = -1, set[int](), False
     with Client(config.url, config.token) as client:
         while True:
             try:
@@ -62,6 +63,9 @@ def evaluate_versions(
                     _, notes = run_evaluation(_one(config, run, pending[0]), console, quiet=quiet)
                     if undelivered := notes.get("undelivered"):
                         raise Undelivered(undelivered)
+                    if said := notes.get("broken"):
+                        broken = True
+                        console.print(f"{run}/{pending[0]}: {said}", highlight=False, markup=False)
                 elif unseen and config.videos:
                     version = unseen[0]
                     record_videos(_one(config, run, version), scores[version], console)
@@ -73,7 +77,7 @@ def evaluate_versions(
                 if not config.follow:
                     raise
                 time.sleep(POLL)
-    return [scores[version] for version in sorted(scores)]
+    return [scores[version] for version in sorted(scores)], broken
 
 
 def _one(config: EvaluateConfig, run: str, version: int) -> EvaluateConfig:

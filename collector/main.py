@@ -94,12 +94,12 @@ def _evaluate_versions(
 ) -> int:
     from collector.evaluate_versions import evaluate_versions, table_of
 
-    scores = evaluate_versions(config, console, quiet=as_json)
+    scores, broken = evaluate_versions(config, console, quiet=as_json)
     if as_json:
         print(json.dumps([score.model_dump() for score in scores], indent=2))
     else:
         out.print(table_of(scores, f"{config.policy} in {config.env}"))
-    return 0
+    return PARTIAL if broken else 0
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ from collector.envs import Arrays, Env, Interface, interface_of
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
-from collector.rollout import mapping_of
-from collector.vector_env import Events, Reset
+from collector.vector_env import Events, Reset, mapping_of
+from stepwell._plugins import describe_error
 from stepwell.client import Client
-from stepwell.errors import Undelivered
+from stepwell.errors import InvalidTrajectory, Undelivered
+from stepwell.flags import describe
 from stepwell.outbox import Outbox
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
@@ -253,7 +254,6 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._bounds.look(next_obs)
             self._look_for_infos(info)
             self._recorder.add_step(recorded, number, next_obs, *over, mapping_of(info))
-            self._ended = any(over)
         elif self._resets_itself and self._ended:
             self._start(next_obs, None, info)
         elif not self._said:
@@ -263,6 +263,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "until reset()",
                 stacklevel=2,
             )
+        self._ended = any(over)
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:
@@ -326,7 +327,7 @@ class RecordVectorTrajectories(VectorWrapper):
         Raises `InvalidTrajectory`, before the step, for an action that cannot be recorded.
         """
         # Copies, because the environment may change them.
-        rows = list(iterate(self.action_space, actions))
+        rows = self._rows_of(actions)
         recorded = [self._interface.encode_action(action, executed=True) for action in rows]
         for recorder, action, arrays in zip(self._recorders, rows, recorded, strict=True):
             if recorder.running:  # others are reset, whatever the action is
@@ -367,6 +368,23 @@ class RecordVectorTrajectories(VectorWrapper):
         super().close(**kwargs)
         if undelivered := self.outbox.undelivered():
             raise Undelivered(undelivered)
+
+    def _rows_of(self, actions: Any) -> list[Any]:
+        """The action of each sub-environment. Raises `InvalidTrajectory`."""
+        try:
+            rows = list(iterate(self.action_space, actions))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            rows, got = [], f"{describe(actions)}: {describe_error(error)}"
+        else:
+            got = f"actions for {len(rows)}"
+        if len(rows) != self.num_envs:
+            raise InvalidTrajectory(
+                "actions",
+                expected=f"actions for {self.num_envs} environments, of the form "
+                f"{str(self.action_space)[:200]}",
+                got=got,
+            )
+        return rows
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         """The seed of each sub-environment, as far as it is known."""

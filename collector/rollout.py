@@ -27,7 +27,7 @@ from collector.episode_recorder import (
 from collector.exploration import Exploration, explore
 from collector.policy_actor import Actor, ActorInputs, PolicyActor
 from collector.process_env import begin, end
-from collector.vector_env import Reset, VectorEnvAdapter
+from collector.vector_env import Reset, VectorEnvAdapter, mapping_of
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
@@ -68,6 +68,7 @@ class Rollout:
         max_steps: int = MAX_STEPS,
         may_begin: Callable[[], bool] = lambda: True,
         policy_lag: Callable[[str], int | None] = lambda _: None,
+        broken: BrokenEpisodes | None = None,
     ):
         self._may_begin = may_begin
         self._vector: VectorEnvAdapter | None = None
@@ -93,7 +94,7 @@ class Rollout:
         self.inputs = ActorInputs.zeros(interface.spec, n)
         self.steps = 0
         """Transitions played, all environments together."""
-        self.broken = BrokenEpisodes()
+        self.broken = BrokenEpisodes() if broken is None else broken
         self.outside = ""
         """The first observation outside of its declared space, in words."""
         self.endless = ""
@@ -294,8 +295,3 @@ def _describe(error: BaseException) -> str:
 
 def _row(actions: Arrays, env_index: int) -> Arrays:
     return {key: array[env_index].copy() for key, array in actions.items()}
-
-
-def mapping_of(info: Any) -> Mapping[str, Any]:
-    """An environment's info, or none if it is something else: infos are for people."""
-    return info if isinstance(info, Mapping) else {}

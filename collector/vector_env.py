@@ -219,9 +219,14 @@ def _looks_overwritten(last: Arrays, after: Arrays, before: Arrays | None) -> bo
     )
 
 
-def _info_of(infos: Mapping[Any, Any], env_index: int) -> dict[str, Any]:
+def mapping_of(info: Any) -> Mapping[str, Any]:
+    """An environment's info, or none if it is something else: infos are for people."""
+    return info if isinstance(info, Mapping) else {}
+
+
+def _info_of(infos: Any, env_index: int) -> dict[str, Any]:
     """One sub-environment's info; a vector environment masks each key by "_key"."""
-    found: dict[str, Any] = {}
+    infos, found = mapping_of(infos), dict[str, Any]()
     for key, value in infos.items():
         if not isinstance(key, str) or (key.startswith("_") and key[1:] in infos):
             continue

@@ -638,7 +638,7 @@ def test_every_version_is_scored_once_and_the_best_is_named(
     words = {**values, "url": service.url, "token": service.token}
 
     def evaluate(**more: Any) -> list[Any]:
-        return evaluate_versions(EvaluateConfig(**words, **more), Console(quiet=True))
+        return evaluate_versions(EvaluateConfig(**words, **more), Console(quiet=True))[0]
 
     with pytest.raises(UsageError, match="has no policy yet"):
         evaluate(policy=f"{learner}/all")
@@ -727,7 +727,9 @@ def test_following_a_run_survives_a_service_that_is_away(
     with pytest.raises(ServiceUnreachable):
         evaluate_versions(config, Console(quiet=True))
     calls.clear()
-    (score,) = evaluate_versions(config.replace(policy=learner, follow=True), Console(quiet=True))
+    (score,), _ = evaluate_versions(
+        config.replace(policy=learner, follow=True), Console(quiet=True)
+    )
     assert score.policy == f"{learner}/1" and len(calls) == 3
 
 

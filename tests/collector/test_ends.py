@@ -1,5 +1,6 @@
 """Ends of episodes as environments return them: recorded as bools, or refused at the step."""
 
+import contextlib
 import io
 import warnings
 from collections.abc import Sequence
@@ -415,6 +416,33 @@ def test_an_environment_that_resets_itself_is_recorded_to_its_last_episode(
     assert ends > 2 and len(whole) == ends
     assert len({info.length for info in whole}) == 1, "the reset is no transition"
     assert [info.seed for info in whole] == [3, *[None] * (ends - 1)]
+
+
+def test_such_an_environment_goes_on_after_an_episode_that_broke(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    class Nan(FakeEnv):
+        """The second step of the second episode returns NaN."""
+
+        def step(self, action: Any) -> Any:
+            obs, *rest = super().step(action)
+            bad = obs[0] == 1 and obs[1] == 2
+            return obs * np.float32(np.nan) if bad else obs, *rest
+
+    inner = gymnasium.wrappers.Autoreset(Nan((3,)))
+    env = record(inner, name, client, env_id="Fake-v0", outbox=tmp_path)
+    env.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(16):
+            with contextlib.suppress(BrokenEnv):
+                env.step(np.int64(0))
+    env.close()
+    client.flush(name)
+    found = client.trajectories(name, order="seq", limit=100).items
+    assert [(info.length, info.tags) for info in found] == [
+        *((3, []), (1, ["broken"]), (3, []), (3, [])),
+    ]
 
 
 def test_steps_without_a_reset_are_said_once(client: Client, name: str, tmp_path: Path) -> None:

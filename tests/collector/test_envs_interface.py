@@ -363,3 +363,10 @@ def test_an_environment_has_one_name_whoever_registers_it() -> None:
     env = make("collector.builtin:stepwell/Recall-v0")
     found = interface_of(env, "collector.builtin:stepwell/Recall-v0")
     assert found.env_id == found.spec.env == env.spec.id == "stepwell/Recall-v0"  # type: ignore[union-attr]
+
+
+def test_a_bound_is_said_as_it_is_declared() -> None:
+    """It is compared with room for rounding, and shown without."""
+    interface = interface_of(Shell(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)), "Shell-v0")
+    found = interface.outside({"observation": np.array([0.5, -0.25], np.float32)})
+    assert found == "observation 'observation'[1] is -0.25, its space says 0 to 1"

@@ -156,11 +156,31 @@ def random_actor(interface: Interface, n: int) -> RandomActor:
 
 def test_an_episode_whose_environment_fails_is_played_again(broken_at: Callable[..., str]) -> None:
     """The second episode of every environment fails: each seed is scored all the same."""
-    with pytest.warns(UserWarning, match="played again .*2 x .*asked to fail"):
+    with pytest.warns(
+        UserWarning, match="failed in 3 episodes, played again .*: 3 x .*asked to fail"
+    ):
         result = evaluate_policy(random_actor, broken_at(1, 2), [5, 3, 9, 3, 7], envs=2)
     assert list(result.seeds) == [5, 3, 9, 3, 7] and list(result.lengths) == [4] * 5
     assert [t.metadata.seed for t in result.trajectories] == [5, 3, 9, 3, 7]
     assert not any(t.metadata.tags for t in result.trajectories)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_command_says_so_and_has_its_exit_status(
+    broken_at: Callable[..., str], service: Any, capsys: Any, words: list[str]
+) -> None:
+    """The run, its error, the output and the status tell the same; the score is complete."""
+    where = ["--env", broken_at(1, 2), "--random", "--episodes", "5", "--envs", "2"]
+    where += ["--url", service.url]
+    given = [*where, *words, "--dataset", f"broken-{len(words)}", "--run", f"broken-{len(words)}"]
+    assert main(given) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "failed in" in printed and "asked to fail" in printed
+    with service.client() as client:
+        run = client.run(f"broken-{len(words)}")
+        assert run.status == "finished" and "played again" in run.error
+        scored = client.trajectories(f"broken-{len(words)}", purpose="eval").items
+        assert len(scored) == 5 and not any(info.tags for info in scored)
 
 
 def test_a_failing_environment_gives_no_score(broken_at: Callable[..., str]) -> None:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from collector.record import record
-from stepwell import Client
+from stepwell import Client, InvalidTrajectory
 from tests.collector.fake_env import FakeEnv
 
 LENGTHS = ((3, 1), (2, 4))
@@ -205,3 +205,35 @@ def test_episodes_have_the_name_of_the_environments_inside(
     assert {info.env for info in found} == {"CartPole-v1"}
     assert client.spec(name).env == "CartPole-v1"
     assert {info.seed for info in found} <= {2**63 - 1, None}
+
+
+@pytest.mark.parametrize("actions", [np.zeros(1, np.int64), np.zeros(3, np.int64)])
+def test_actions_for_another_number_of_environments_are_refused(
+    client: Client, name: str, tmp_path: Path, actions: np.ndarray
+) -> None:
+    vector = SyncVectorEnv([partial(OneBuffer, True)] * 2)
+    env = record(vector, name, client, env_id="Buffer-v0", outbox=tmp_path)
+    env.reset()
+    says = f"expected actions for 2 environments.*got actions for {len(actions)}"
+    with pytest.raises(InvalidTrajectory, match=says):
+        env.step(actions)
+    env.close()
+
+
+def test_infos_of_a_vector_environment_that_are_none_harm_nothing(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    class Lists(VectorWrapper):
+        def step(self, actions):  # type: ignore[no-untyped-def]
+            *returned, _ = super().step(actions)
+            return (*returned, ["no dict"])
+
+    vector = Lists(SyncVectorEnv([partial(OneBuffer, True)]))
+    env = record(vector, name, client, env_id="Buffer-v0", outbox=tmp_path)
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros(1, np.int64))
+    env.close()
+    client.flush(name)
+    (info,) = client.trajectories(name).items
+    assert info.length == 3 and info.tags == []

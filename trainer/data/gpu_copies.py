@@ -19,8 +19,7 @@ from amago_model.data.batch import Batch
 
 
 class GpuCopies:
-    """Copies batches to a GPU on a separate stream. One thread calls `send`, another `receive`.
-    Not measured on a GPU."""
+    """Copies batches to a GPU on a separate stream. One thread calls `send`, another `receive`."""
 
     def __init__(self, device: torch.device):
         self._device, self._stream = device, cuda.Stream(device)
