@@ -12,6 +12,7 @@ import json
 import struct
 import zipfile
 import zlib
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from server.imports.column_map import natural
@@ -47,9 +48,10 @@ class Archive:
         if not found:
             return False
         self._root = min(found, key=lambda n: (n.count("/"), n)).removesuffix(landmark)
+        self.__dict__.pop("names", None)
         return True
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """In the order of the numbers in them: part-2 before part-10."""
         below = (n for n in self._members if n.startswith(self._root))

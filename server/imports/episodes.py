@@ -35,22 +35,20 @@ from numpy.typing import NDArray
 from server.imports.column_map import ColumnMap
 from server.imports.ends import (
     Flags,
-    Split,
     check_inside,
     check_masks,
-    check_sources,
     ends_of_list,
     jumps,
     listed_ends,
     out_of_order,
     read_flags,
     split_by_flags,
-    split_by_ids,
     terminated_at,
     warn_of_both,
     warn_of_done,
     with_restarts,
 )
+from server.imports.episode_ids import Split, check_sources, split_by_ids
 from server.imports.flat_arrays import D4RL, ENDS, SPEC, RawFile, missing, native
 from server.imports.raw_file import (
     Array,

@@ -18,15 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map, shown
-from server.imports.ends import (
-    LISTS,
-    SOURCE,
-    factorized,
-    read_flags,
-    split_by_flags,
-    split_by_ids,
-    warn_of_final_rows,
-)
+from server.imports.ends import LISTS, read_flags, split_by_flags, warn_of_final_rows
+from server.imports.episode_ids import SOURCE, factorized, split_by_ids
 from server.imports.raw_file import (
     Array,
     ImportRefused,
@@ -72,7 +65,7 @@ class Member(Protocol):
 
 @dataclass(slots=True)
 class RawFile:
-    """The content of one file (ends.py: Rows)."""
+    """The content of one file (episode_ids.py: Rows)."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     """By their names in the file."""
@@ -91,7 +84,7 @@ class RawFile:
     warnings: list[str] = field(default_factory=list)
     rows: int = 0
 
-    # --- what ends.py asks for --------------------------------------------------------------------
+    # --- what episode_ids.py asks for -------------------------------------------------------------
 
     @property
     def file_rows(self) -> list[int]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.imports.arrow_file import ArrowFile, is_arrow
-from server.imports.ends import factorized
+from server.imports.episode_ids import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
@@ -161,7 +161,7 @@ class Table:
     def numbers(self, column: str, start: int, stop: int) -> Array:
         return as_numbers(column, self.slice(column, start, stop))
 
-    # --- what ends.py asks for --------------------------------------------------------------------
+    # --- what episode_ids.py asks for -------------------------------------------------------------
 
     def numbers_of(self, name: str) -> Array:
         return as_scalars(name, self.whole(name))

@@ -1,7 +1,7 @@
 """Rows of a table → episodes (named.py: Episodes). Untrusted: runs only in the sandbox.
 
     one row a step       episodes by the columns `episode`, else by flags, else one of each file
-                         (ends.py); in an episode by `step`, else in the order of the file
+                         (episode_ids.py, ends.py); in an episode by `step`, else in the order of the file
     one row an episode   where `reward` is a list in each row; observations have T or T+1 elements
 
 The last observation is that of `next_observation`, or of T+1 elements; else it is unknown, and the
@@ -21,18 +21,17 @@ from numpy.typing import NDArray
 from server.imports.column_map import FILE, ColumnMap, Columns, element_names, shown
 from server.imports.ends import (
     ROLES,
-    Split,
     check_inside,
     jumps,
     out_of_order,
     read_flags,
     split_by_flags,
-    split_by_ids,
     terminated_at,
     warn_of_both,
     warn_of_done,
     warn_of_final_rows,
 )
+from server.imports.episode_ids import Split, split_by_ids
 from server.imports.images import JPEG, PNG, pixels
 from server.imports.named import About, Declared, Layout, Leaf
 from server.imports.parquet_table import (
