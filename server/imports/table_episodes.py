@@ -1,7 +1,8 @@
 """Rows of a table → episodes (named.py: Episodes). Untrusted: runs only in the sandbox.
 
     one row a step       episodes by the columns `episode`, else by flags, else one of each file
-                         (episode_ids.py, ends.py); in an episode by `step`, else in the order of the file
+                         (episode_ids.py, ends.py); in an episode by `step`, else in the order of
+                         the file
     one row an episode   where `reward` is a list in each row; observations have T or T+1 elements
 
 The last observation is that of `next_observation`, or of T+1 elements; else it is unknown, and the
