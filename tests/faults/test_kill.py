@@ -120,4 +120,4 @@ def test_sigkill_of_a_busy_server_loses_and_doubles_nothing(
             assert client.steps(trajectory_id).digest == ledger[trajectory_id]
     assert service.stop() == 0, service.tail()
     report = fsck.check(service.data, deep=True)  # every digest, of every trajectory
-    assert report.problems == []
+    assert report.clean, report.problems  # a copy of a killed write is kept aside: a note

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -67,22 +68,22 @@ class Caller(threading.Thread):
 
 @contextmanager
 def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
-    """An endless query of `user` that has a worker; the worker is killed in the end."""
+    """An endless query of `user` that has a worker; that worker is killed in the end."""
     sql = world.service.sql
+    take = sql._take
+    workers: dict[threading.Thread, Any] = {}
 
-    def busy() -> set[Any]:
-        return set(sql._all) - set(sql._callers._idle)
+    def note(*arguments: Any) -> Any:
+        worker = workers[threading.current_thread()] = take(*arguments)
+        return worker
 
-    others = busy()
-    options = {"timeout": LONG, **options}
-    caller = Caller(world, ENDLESS, user=user, **options)
-    key = user if options["timeout"] <= module.SHORT else f"{user} (long)"
-    wait_until(lambda: sql._callers._running[key], what="a running query")
+    with mock.patch.object(sql, "_take", note):
+        caller = Caller(world, ENDLESS, user=user, **{"timeout": LONG, **options})
+        wait_until(lambda: caller in workers, what="a running query")
     try:
         yield caller
     finally:
-        for worker in busy() - others:
-            worker.kill()
+        workers[caller].kill()
         caller.join(LONG)
 
 
