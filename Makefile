@@ -9,10 +9,10 @@ OLD_PYTHON := stepwell collector amago_model
 # Files of tests at once, two to four as there are cores; 0 runs them one after another in one process.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n < 2 ? 2 : n )))
 
-.PHONY: demo test lint format types imports unit faults floors mutants bench learn-checks serve dash clean help
+.PHONY: demo test test-all lint format types imports unit faults floors mutants bench learn-checks serve dash clean help
 
 help:
-	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults floors mutants bench learn-checks serve dash clean"
+	@sed -n '1p' Makefile; echo "also: test-all lint format types imports unit faults floors mutants bench learn-checks serve dash clean"
 
 # torch first: its pin in constraints.txt takes the build that pip finds for this machine, and the
 # rest then installs nothing more of it.
@@ -27,6 +27,10 @@ demo: $(BIN)/.installed
 	$(BIN)/stepwell demo $(ARGS)
 
 test: lint types imports unit
+
+# With the long grids, which make test samples: before each release.
+test-all: lint types imports
+	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -5,6 +5,12 @@ fresh_service  one for this test alone: kill it, restart it, look into its direc
 start_service  a function that starts further ones: start_service(env={...}, args=[...])
 client         a stepwell.Client of `service`
 name           a dataset name that nobody else uses
+
+Two marks keep `make test` short; `make test-all` (--all), and a test that is asked for by name, know
+neither:
+
+@pytest.mark.long       left out
+@pytest.mark.sample(n)  of the cases of each function, n are run, evenly spread
 """
 
 from __future__ import annotations
@@ -27,6 +33,31 @@ from tests.forks import Fork
 # Compiled modules are kept even where somebody's shell forbids it: a service that compiles all of
 # itself at each of hundreds of starts takes a third longer to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the long tests: make test-all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make test-all` runs."""
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        mark = each[0].get_closest_marker("sample")
+        assert mark is not None
+        last, most = len(each) - 1, min(len(each), mark.args[0])
+        kept = {round(i * last / max(1, most - 1)) for i in range(most)}
+        left_out += [item for i, item in enumerate(each) if i not in kept]
+    if left_out:
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=left_out)
+
 
 START_SECONDS = 300.0
 STOP_SECONDS = 120.0
