@@ -473,7 +473,7 @@ def test_a_seed_that_cannot_be_stored_loses_no_episode(
     assert info.seed is None and info.tags == []
 
 
-@pytest.mark.parametrize("reward", ["1", b"1", np.complex64(1), 10**400], ids=str)
+@pytest.mark.parametrize("reward", ["1", b"1", np.complex64(1), 10**400], ids=type)
 def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
     with pytest.raises(BrokenEnv, match="the reward is .*; one number is needed"):
         interface_of(Ends(), "Ends-v0").encode_reward(reward)
