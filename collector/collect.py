@@ -138,6 +138,8 @@ def collect(
                 source.close()
             save_clock(run.outbox.directory, stats)
             run.broken = stats.broken.summary(stats.episodes)
+            if stats.steps:
+                interface.note_missing_infos()
             _print_summary(stats, say)
     if run.undelivered:
         raise Undelivered(run.undelivered)

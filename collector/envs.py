@@ -35,6 +35,7 @@ from amago_model.config import ActionSpace, ObsSpace, Spaces
 from amago_model.config.names import join_key
 from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named
+from stepwell._plural import shown
 from stepwell.errors import InvalidSpace, InvalidTrajectory, StepwellError
 from stepwell.flags import as_bool, as_bools, describe
 from stepwell.rounding import rounded
@@ -49,6 +50,7 @@ from stepwell.spaces import (
     MultiDiscrete,
     Space,
     env_name,
+    unnamed,
     why_outside,
 )
 from stepwell.vocabulary import Vocabulary
@@ -197,8 +199,10 @@ class Interface:
     refuses_outside: bool = False
     """Whether observations beyond the bounds of their Box are refused, too."""
     note: Callable[[str], object] = lambda _: None
-    """Called once for each of observations, actions and rewards that recording rounds."""
+    """Called with what recording changes: once for observations, actions, rewards and each info."""
     _noted: set[str] = field(default_factory=set, repr=False, compare=False)
+    _reported: set[str] = field(default_factory=set, repr=False, compare=False)
+    """Names of all infos that came, if the spec has any."""
 
     def encode_observation(self, raw: Any) -> Arrays:
         """Convert one observation to owned arrays by key, in the spec's dtypes.
@@ -218,7 +222,7 @@ class Interface:
                         raise TypeError(f"expected a text, got {value!r:.80}")
                     value = vocabulary.encode(value, *space.shape)
                 value = _flat(leaf, value)
-                array = np.array(value, dtype=space.dtype)
+                array = _numbers(value, space.dtype)
                 if array.dtype.kind != "f":
                     _whole(value, array, space)
             except (*_MALFORMED, RuntimeError) as error:  # of a tensor that needs gradients
@@ -261,13 +265,51 @@ class Interface:
         """Convert the reward, a number or an array of one, to a float. Raises `BrokenEnv` unless it
         is a finite float32."""
         try:
-            number = float(np.asarray(reward, np.float64).reshape(()))
-        except (TypeError, ValueError):
+            number = float(_numbers(reward, np.float64).reshape(()))
+        except (TypeError, ValueError, OverflowError):
             raise BrokenEnv(f"the reward is {reward!r:.80}; one number is needed") from None
         if not abs(number) <= np.finfo(np.float32).max:
             raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
         self._note_rounding("rewards", reward, np.dtype(np.float32))
         return number
+
+    def encode_info(self, info: Mapping[str, Any]) -> Arrays:
+        """The infos of the spec that came with one observation, as owned arrays by key.
+
+        NaN for an info that is missing or None, and for one that is no number, or an array of
+        another shape than the spec's: the first of these is noted. array([1.0]) is a number.
+        """
+        row: Arrays = {}
+        if self.spec.infos:
+            self._reported.update(map(str, info))
+        for key, space in self.spec.infos.items():
+            row[key] = np.full(space.shape, np.nan, space.dtype)
+            if (value := info.get(key)) is None:
+                continue
+            try:
+                array = _numbers(value, space.dtype)
+            except (*_MALFORMED, RuntimeError):
+                array = None
+            if array is not None and _sizes(array) == _sizes(row[key]):
+                self._note_rounding(f"infos/{key}", value, array.dtype)
+                row[key] = array.reshape(space.shape)
+            elif (what := f"infos/{key}: NaN") not in self._noted:
+                self._noted.add(what)
+                wanted = f"numbers of shape {list(space.shape)}" if space.shape else "one number"
+                text = f"infos/{key}: expected {wanted}, got {describe(value)}; stored as NaN"
+                if array is not None and array.size:
+                    place = f"infos={{{key!r}: Box({array.shape})}}"
+                    text += f" (a dataset created with {place} in its spec stores it)"
+                self.note(text)
+        return row
+
+    def note_missing_infos(self) -> None:
+        """Say which infos of the spec the environment has never reported."""
+        if missing := sorted(self.spec.infos.keys() - self._reported):
+            self.note(
+                f"no step had the infos {', '.join(missing)}, which are NaN in every row; the "
+                f"environment's are {shown(sorted(self._reported), 20)}"
+            )
 
     def encode_end(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         """Convert the flags of one step, whatever gymnasium lets pass, to bools. Raises
@@ -312,9 +354,9 @@ class Interface:
             try:
                 for part in path:
                     value = value[part]
+                found[key] = _numbers(_flat(leaf, value), space.dtype).reshape(space.shape)
                 if executed:
                     self._note_rounding("actions", value, np.dtype(space.dtype))
-                found[key] = np.array(_flat(leaf, value), dtype=space.dtype).reshape(space.shape)
             except (*_MALFORMED, RuntimeError) as error:
                 raise InvalidTrajectory(
                     f"actions[{key}]",
@@ -440,6 +482,8 @@ class Interface:
             why = f"the texts {other} have other vocabularies"
             sizes = [{k: v.n for k, v in texts.items()} for texts in (theirs, ours)]
             raise misfit(f"{why}, of so many ids", *sizes)
+        for key, names in spec.names.items():
+            self.note(unnamed(key, names, "this environment"))
         return replace(self, spec=replace(spec, env=self.env_id))
 
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:
@@ -608,6 +652,20 @@ def _narrower(ours: Space, theirs: Space) -> str:
         return ""
     ranges = [(float(a.min()), float(b.max())) for a, b in ((least, most), (low, high))]
     return "{:g} … {:g} instead of {:g} … {:g}".format(*ranges[0], *ranges[1])
+
+
+def _numbers(value: Any, dtype: Any) -> Array:
+    """A copy in `dtype`. Raises TypeError for a text, of which numpy would make a number."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "biufO":
+        raise TypeError(f"{describe(value)} is no number")
+    with np.errstate(over="ignore"):
+        return np.array(given, dtype)
+
+
+def _sizes(array: Array) -> list[int]:
+    """The shape without dimensions of 1."""
+    return [n for n in array.shape if n != 1]
 
 
 def _whole(raw: Any, array: Array, space: Space) -> None:

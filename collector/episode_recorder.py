@@ -89,11 +89,12 @@ class EpisodeRecorder:
         metadata: TrajectoryMetadata,
         sink: Sink,
         *,
+        encode_info: Callable[[Mapping[str, Any]], Mapping[str, Array]],
         max_steps: int = MAX_STEPS,
         env_index: int = 0,
         policy_lag: Callable[[str], int | None] = lambda _: None,
     ):
-        self._policy_lag = policy_lag
+        self._policy_lag, self._encode_info = policy_lag, encode_info
         self._spec, self._metadata, self._sink, self._env_index = spec, metadata, sink, env_index
         self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
         self._rows: _Rows | None = None
@@ -136,7 +137,7 @@ class EpisodeRecorder:
     ) -> None:
         """Start an episode with its first observation."""
         assert self._rows is None, "the episode before has not ended"
-        self._rows = _Rows([obs], [info_row(self._spec, info or {})])
+        self._rows = _Rows([obs], [self._encode_info(info or {})])
         self._index, self._seed, self._policy_id = index, seed, policy_id
         self._next_policy_id = policy_id
         self._piece_steps = self._max_steps
@@ -169,7 +170,7 @@ class EpisodeRecorder:
         assert obs is not None or terminated or truncated, "only a final observation may be unknown"
         rows.obs.append(rows.obs[-1] if obs is None else obs)
         self._final_obs_valid = obs is not None
-        rows.infos.append(info_row(self._spec, info or {}))
+        rows.infos.append(self._encode_info(info or {}))
         self._total += float(rows.rewards[-1])
         if info:
             self._read(info)
@@ -284,23 +285,6 @@ class EpisodeRecorder:
             accepted = label in self._metrics or len(self._metrics) < _MAX_METRICS
             if np.isfinite(number) and label and accepted:
                 self._metrics[label] = number
-
-
-def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
-    """The infos that a dataset stores with one observation; NaN if the environment reports none.
-
-    Imported datasets have some infos (a simulator's state) that environments do not report.
-    """
-    row: dict[str, Array] = {}
-    for key, space in spec.infos.items():
-        row[key] = np.full(space.shape, np.nan, space.dtype)
-        try:
-            value = np.array(info.get(key, np.nan), space.dtype)
-        except (TypeError, ValueError, OverflowError):
-            continue
-        if value.size == row[key].size:  # array([1.0]) is a number
-            row[key] = value.reshape(space.shape)
-    return row
 
 
 def _flag(value: Any, fallback: bool | None) -> bool | None:

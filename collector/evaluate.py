@@ -254,6 +254,7 @@ def run_evaluation(
                 *(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode),
                 broken,
             )
+        interface.note_missing_infos()
         if broken.total and run is not None:
             run.broken = _played_again(broken)
         if run is not None:

@@ -31,6 +31,7 @@ from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
 from collector.vector_env import Events, Reset, mapping_of
 from stepwell._plugins import describe_error
+from stepwell._plural import shown
 from stepwell.client import Client
 from stepwell.errors import InvalidTrajectory, Undelivered
 from stepwell.flags import describe
@@ -91,14 +92,18 @@ def record(
     Args:
         client: default: of the service at STEPWELL_URL.
         policy: name of the player, a column of the dataset.
-        infos: single numbers of the environment's infos that a dataset made here keeps.
+        infos: names of single numbers in the environment's infos that a dataset made here keeps.
         outbox: directory; default: stepwell-outbox/DATASET/… below the current folder.
         max_steps: longer episodes are stored in pieces.
 
     Raises:
         InvalidSpace: the environment does not fit the dataset.
+        InvalidTrajectory: `tags` or `infos` is a text instead of a list.
         ServiceUnreachable: no service answers.
     """
+    for what, names in (("tags", tags), ("infos", infos)):
+        if isinstance(names, str):  # a sequence of letters
+            raise InvalidTrajectory(what, expected=f"a list: {what}=[{names!r}]", got=repr(names))
     own = client is None
     client = client or Client()
     env_id = env_id or _name_of(env)
@@ -113,12 +118,19 @@ def record(
     metadata = TrajectoryMetadata(env=env_id, policy=policy, run=run, tags=tuple(tags))
     sender = _Sender(queue, client if own else None)
     recorders = [
-        EpisodeRecorder(interface.spec, metadata, sender.put, max_steps=max_steps, env_index=i)
+        EpisodeRecorder(
+            interface.spec,
+            metadata,
+            sender.put,
+            encode_info=interface.encode_info,
+            max_steps=max_steps,
+            env_index=i,
+        )
         for i in range(env.num_envs if isinstance(env, VectorEnv) else 1)
     ]
     if isinstance(env, VectorEnv):
         return RecordVectorTrajectories(env, interface, recorders, sender)
-    return RecordTrajectories(env, interface, recorders[0], sender, asked=infos)
+    return RecordTrajectories(env, interface, recorders[0], sender)
 
 
 def _name_of(env: Env | VectorEnv[Any, Any, Any]) -> str:
@@ -138,17 +150,17 @@ def _name_of(env: Env | VectorEnv[Any, Any, Any]) -> str:
     return name
 
 
-def _storable(seed: Any) -> int | None:
-    """The seed as it is stored; None, with a warning, for one of more than 63 bits."""
-    if seed is None:
-        return None
-    if not -(2**63) <= int(seed) < 2**63:
+def _storable(seeds: Sequence[Any]) -> list[int | None]:
+    """The seeds as they are stored; None, with one warning, for those of more than 63 bits."""
+    whole = [None if seed is None else int(seed) for seed in seeds]
+    large = [seed for seed in whole if seed is not None and not -(2**63) <= seed < 2**63]
+    if large:
+        numbers = shown([str(seed) for seed in large], 3)
         warnings.warn(
-            f"the seed {seed} has more than 63 bits and is not stored with its episode",
+            f"seeds of more than 63 bits are not stored with their episodes: {numbers}",
             stacklevel=3,
         )
-        return None
-    return int(seed)
+    return [None if seed in large else seed for seed in whole]
 
 
 class _Sender:
@@ -195,12 +207,8 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         interface: Interface,
         recorder: EpisodeRecorder,
         sender: _Sender,
-        *,
-        asked: Sequence[str] = (),
     ) -> None:
         super().__init__(env)
-        self._unseen, self._seen = set(asked), set[str]()
-        """Infos that are to be kept and were in no info so far; those that were in one."""
         self.outbox = sender.outbox
         self._interface, self._recorder, self._sender = interface, recorder, sender
         self._bounds = _BoundsWarning(interface)
@@ -214,23 +222,16 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Start an episode; an unfinished episode is kept, tagged "interrupted"."""
         self._recorder.truncate(INTERRUPTED)
         obs, info = self.env.reset(seed=seed, options=options)
-        self._start(self._interface.encode_observation(obs), _storable(seed), info)
+        self._start(self._interface.encode_observation(obs), _storable([seed])[0], info)
         return obs, info
 
     def _start(self, first: Arrays, seed: int | None, info: dict[str, Any]) -> None:
         self._bounds.look(first)
-        self._look_for_infos(info)
         self._recorder.start_episode(
             first, index=self._episodes, seed=seed, policy_id="", info=mapping_of(info)
         )
         self._episodes += 1
         self._ended = False
-
-    def _look_for_infos(self, info: Any) -> None:
-        if self._unseen:
-            names = {str(name) for name in mapping_of(info)}
-            self._unseen -= names
-            self._seen |= names
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step; if the environment raises, its episode is kept, tagged "broken".
@@ -252,7 +253,6 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise
         if self._recorder.running:
             self._bounds.look(next_obs)
-            self._look_for_infos(info)
             self._recorder.add_step(recorded, number, next_obs, *over, mapping_of(info))
         elif self._resets_itself and self._ended:
             self._start(next_obs, None, info)
@@ -275,12 +275,8 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             return
         self._closed = True
         self._recorder.truncate(INTERRUPTED)
-        if self._unseen and self._episodes:
-            warnings.warn(
-                f"no step had the infos {', '.join(sorted(self._unseen))}, which are NaN in every "
-                f"row; the environment's are {', '.join(sorted(self._seen)) or 'none'}",
-                stacklevel=2,
-            )
+        if self._episodes:
+            self._interface.note_missing_infos()
         self._sender.close(timeout)
         super().close()
         if undelivered := self.outbox.undelivered():
@@ -315,7 +311,7 @@ class RecordVectorTrajectories(VectorWrapper):
         chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         given: Any = seed  # gymnasium's own take a list, too
         obs, infos = self.env.reset(seed=given, options=options)
-        seeds = self._seeds(seed)
+        seeds = _storable(self._seeds(seed))
         for i, reset in self._events.of_reset(chosen, obs, infos).items():
             self._recorders[i].truncate(INTERRUPTED)
             self._start(i, reset, seeds[i])
@@ -364,6 +360,8 @@ class RecordVectorTrajectories(VectorWrapper):
         self._closed = True
         for recorder in self._recorders:
             recorder.truncate(INTERRUPTED)
+        if self._episodes:
+            self._interface.note_missing_infos()
         self._sender.close(timeout)
         super().close(**kwargs)
         if undelivered := self.outbox.undelivered():
@@ -391,8 +389,8 @@ class RecordVectorTrajectories(VectorWrapper):
         if not self._events.seeds_each or seed is None:
             return [None] * self.num_envs
         if isinstance(seed, int | np.integer):
-            return [_storable(int(seed) + i) for i in range(self.num_envs)]
-        return [_storable(one) for one in seed]
+            return [int(seed) + i for i in range(self.num_envs)]
+        return seed
 
     def _start(self, env_index: int, reset: Reset, seed: int | None) -> None:
         self._recorders[env_index].start_episode(

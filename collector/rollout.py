@@ -85,6 +85,7 @@ class Rollout:
                 interface.spec,
                 metadata,
                 sink,
+                encode_info=interface.encode_info,
                 max_steps=max_steps,
                 env_index=i,
                 policy_lag=policy_lag,

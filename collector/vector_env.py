@@ -73,7 +73,7 @@ class Events:
         for i in env_indices:
             self.ended[i] = False
             self._before[i] = self._interface.encode_observation(rows[i])
-            found[i] = Reset(self._before[i], _info_of(infos, i))
+            found[i] = Reset(self._before[i], _info_of(infos, i, len(rows)))
         return found
 
     def of_step(
@@ -85,7 +85,7 @@ class Events:
         truncated = self._interface.encode_ends("truncated", truncated, n)
         had_ended, self.ended = self.ended, terminated | truncated
         for i, row in enumerate(iterate(self._env.observation_space, obs)):
-            info = _info_of(infos, i)
+            info = _info_of(infos, i, n)
             after = self._interface.encode_observation(row)
             previous, self._before[i] = self._before.get(i), after
             if self.mode is AutoresetMode.NEXT_STEP and had_ended[i]:
@@ -224,23 +224,26 @@ def mapping_of(info: Any) -> Mapping[str, Any]:
     return info if isinstance(info, Mapping) else {}
 
 
-def _info_of(infos: Any, env_index: int) -> dict[str, Any]:
-    """One sub-environment's info; a vector environment masks each key by "_key"."""
+def _info_of(infos: Any, env_index: int, n: int) -> dict[str, Any]:
+    """One sub-environment's info, of `n`; a vector environment masks each key by "_key".
+
+    Left out are infos "x" and "_x" of one environment: the second and the mask are mixed up.
+    """
     infos, found = mapping_of(infos), dict[str, Any]()
     for key, value in infos.items():
         if not isinstance(key, str) or (key.startswith("_") and key[1:] in infos):
             continue
         mask: Any = infos.get(f"_{key}")
-        if _has_row(mask, env_index) and not mask[env_index]:
+        if f"__{key}" in infos or (_has_rows(mask, n) and not mask[env_index]):
             continue
         if isinstance(value, Mapping):
-            found[key] = _info_of(value, env_index)
+            found[key] = _info_of(value, env_index, n)
         else:
-            found[key] = value[env_index] if _has_row(value, env_index) else value
+            found[key] = value[env_index] if _has_rows(value, n) else value
     return found
 
 
-def _has_row(value: Any, env_index: int) -> bool:
-    """Whether a value of an info has an entry for this sub-environment."""
+def _has_rows(value: Any, n: int) -> bool:
+    """Whether a value of an info has an entry for each of `n` sub-environments."""
     rows = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    return rows and len(value) > env_index
+    return rows and len(value) == n

@@ -70,7 +70,8 @@ from stepwell.messages import (
     Video,
     Worker,
 )
-from stepwell.spaces import EnvSpec
+from stepwell.rounding import warn
+from stepwell.spaces import EnvSpec, unnamed
 from stepwell.sql_result import SqlResult, read_table
 from stepwell.trajectory import Trajectory
 
@@ -440,6 +441,8 @@ class Client(Transport):
         Raises `InvalidTrajectory`, or `BadRequest` / `Conflict` if the service refuses it.
         """
         spec = self.spec(dataset)
+        for key, names in spec.names.items():
+            warn(unnamed(key, names, "these arrays"))
         metadata.setdefault("env", spec.env)
         trajectory = Trajectory.from_arrays(
             obs=obs,

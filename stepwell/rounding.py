@@ -12,15 +12,17 @@ ROUNDED = "{}: {} stored as {}, which rounds them"
 
 def rounded(what: str, values: Any, stored: np.dtype[Any] | type) -> str:
     """The warning for values that change when they are stored as floats of type `stored`; "" if
-    none does. `what`: observations, actions or rewards."""
+    none does. `what`: observations, actions, rewards or infos."""
     array, target = np.asarray(values), np.dtype(stored)
-    if target.kind != "f" or array.dtype == target or array.dtype.kind not in "iuf":
+    if target.kind != "f" or array.dtype == target or array.dtype.kind not in "iufO":
         return ""
+    if array.dtype.kind == "O" and not all(isinstance(value, int) for value in array.flat):
+        return ""  # else integers of more than 64 bits
     if array.dtype.itemsize <= 2 and target.itemsize >= 4:
         return ""
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = array.astype(target)
-    changed = (narrow != array) & np.isfinite(narrow)  # infinity is refused elsewhere
+    changed = (narrow != array) & ~np.isnan(narrow)
     return ROUNDED.format(what, array.dtype, target) if bool(changed.any()) else ""
 
 

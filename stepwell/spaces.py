@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell._plural import pluralize
+from stepwell._plural import pluralize, shown
 from stepwell.errors import InvalidSpace
 from stepwell.vocabulary import Vocabulary
 
@@ -188,6 +188,15 @@ def env_name(env_id: str) -> str:
     """The name that data and scores give an environment: its Gymnasium id without the module that
     registers it, "my.module:Name-v0" → "Name-v0"."""
     return env_id.rpartition(":")[2]
+
+
+def unnamed(where: str, names: tuple[str, ...], source: str) -> str:
+    """The warning for a vector that comes without names of its elements, of which a dataset has
+    some. `source`: "this file", for instance."""
+    return (
+        f"{where} has no names of its elements in {source}: taken as {shown(names, 20)}, the "
+        "dataset's"
+    )
 
 
 def why_outside(space: Space, values: Array) -> str | None:

@@ -193,7 +193,6 @@ class Trajectory:
         keywords are passed to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
         """
         given = _array("rewards", rewards)
-        warn(rounded("rewards", given, np.float32))
         with np.errstate(over="ignore"):
             reward_array = given.astype(np.float32, copy=False).reshape(-1)
         steps = len(reward_array)
@@ -213,7 +212,7 @@ class Trajectory:
             description = TrajectoryMetadata(**metadata)
         except TypeError as error:
             raise InvalidTrajectory(f"metadata: {error}") from None
-        return cls(
+        made = cls(
             obs=obs_arrays,
             actions=action_arrays,
             rewards=reward_array,
@@ -225,6 +224,8 @@ class Trajectory:
             metadata=description,
             id=id or new_id(),
         )
+        warn(rounded("rewards", given, np.float32))  # infinity has been refused
+        return made
 
     def __len__(self) -> int:
         """T, the number of transitions."""

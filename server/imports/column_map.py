@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from server.imports.raw_file import ImportRefused
+from stepwell._plural import shown
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION
 
 Columns = tuple[str, ...]
@@ -77,7 +78,6 @@ USUAL = {
 RLDS = {"first": "is_first", "done": "is_last", "terminated": "is_terminal"}
 PADDING = "_is_pad"
 """End of the names of flags that say which numbers are no data: no observations or actions."""
-MOST_SHOWN = 60
 FILE = "file"
 """In `episode`, where no column has this name: which file of the folder a row is in."""
 
@@ -207,11 +207,6 @@ def _parts(names: Columns) -> list[str]:
     """What tells columns of one vector apart: names without their common beginning."""
     common = len(os.path.commonprefix(names)) if len(names) > 1 else 0
     return [name[common:] for name in names]
-
-
-def shown(columns: Sequence[str], most: int = MOST_SHOWN) -> str:
-    more = f" and {len(columns) - most} more" if len(columns) > most else ""
-    return (", ".join(name[:80] for name in columns[:most]) or "none") + more
 
 
 def element_names(columns: Columns, widths: Sequence[int]) -> Columns:

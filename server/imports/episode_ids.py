@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.column_map import FILE, ColumnMap, shown
+from server.imports.column_map import FILE, ColumnMap
 from server.imports.raw_file import Array, ImportRefused
-from stepwell._plural import pluralize
+from stepwell._plural import pluralize, shown
 
 TIMES = ("timestamp", "timestamps", "time", "times", "wall_time", "datetime")
 SOURCE = re.compile(

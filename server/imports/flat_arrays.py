@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.column_map import USUAL, ColumnMap, column_map, shown
+from server.imports.column_map import USUAL, ColumnMap, column_map
 from server.imports.ends import LISTS, read_flags, split_by_flags, warn_of_final_rows
 from server.imports.episode_ids import SOURCE, factorized, split_by_ids
 from server.imports.raw_file import (
@@ -27,7 +27,7 @@ from server.imports.raw_file import (
     check_size,
     plain,
 )
-from stepwell._plural import pluralize
+from stepwell._plural import pluralize, shown
 
 ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
 """Arrays that `stepwell export` adds (stepwell/_export/flat.py): the last row of each trajectory,

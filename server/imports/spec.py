@@ -30,9 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.column_map import element_names, shown
+from server.imports.column_map import element_names
 from server.imports.flat_arrays import SPEC, RawFile
 from server.imports.raw_file import Array, ImportOptions, ImportRefused
+from stepwell._plural import shown
 from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
     DTYPES,
@@ -45,6 +46,7 @@ from stepwell.spaces import (
     MultiDiscrete,
     Space,
     space_to_json,
+    unnamed,
     why_outside,
 )
 
@@ -176,10 +178,7 @@ def element_order(
     """
     if not known or not here:
         if known:
-            warnings.append(
-                f"{where} has no names of its elements in this file: taken as {shown(known, 20)}, "
-                "the dataset's"
-            )
+            warnings.append(unnamed(where, known, "this file"))
         return None
     if {*known} != {*here}:
         lacks = [name for name in known if name not in here]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from server.imports.column_map import FILE, ColumnMap, Columns, element_names, shown
+from server.imports.column_map import FILE, ColumnMap, Columns, element_names
 from server.imports.ends import (
     ROLES,
     check_inside,
@@ -51,7 +51,7 @@ from server.imports.raw_file import (
     plain,
     why_dropped,
 )
-from stepwell._plural import pluralize
+from stepwell._plural import pluralize, shown
 from stepwell.spaces import DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -470,3 +471,28 @@ def test_a_seed_that_cannot_be_stored_loses_no_episode(
     client.flush(name)
     (info,) = client.trajectories(name).items
     assert info.seed is None and info.tags == []
+
+
+@pytest.mark.parametrize("reward", ["1", b"1", np.complex64(1), 10**400], ids=type)
+def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
+    with pytest.raises(BrokenEnv, match="the reward is .*; one number is needed"):
+        interface_of(Ends(), "Ends-v0").encode_reward(reward)
+
+
+def test_texts_are_no_observation_and_no_action() -> None:
+    """numpy would make numbers of them."""
+    interface = interface_of(Fine(), "Fine-v0")
+    with pytest.raises(BrokenEnv, match="observation 'observation' .*'1'.* is no number"):
+        interface.encode_observation(["1"])
+    with pytest.raises(InvalidTrajectory, match=r"actions\[action\].*'1'.* is no number"):
+        interface.encode_action(["1"])
+
+
+@pytest.mark.parametrize(
+    "reward", [2**24 + 1, np.int64(2**24 + 1), np.array([2**24 + 1]), 2**64 + 1]
+)
+def test_an_integer_reward_that_loses_digits_is_said(reward: Any) -> None:
+    said: list[str] = []
+    replace(interface_of(Ends(), "Ends-v0"), note=said.append).encode_reward(reward)
+    kind = "object" if isinstance(reward, int) and reward > 2**63 else "int64"
+    assert said == [f"rewards: {kind} stored as float32, which rounds them"]

@@ -195,6 +195,13 @@ def test_episodes_have_the_name_of_the_environments_inside(
 ) -> None:
     vector = SyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2)
     env = record(vector, name, client, outbox=tmp_path)
+    with pytest.warns(UserWarning) as caught:
+        env.reset(seed=2**63)
+    assert [str(warning.message) for warning in caught] == [
+        "seeds of more than 63 bits are not stored with their episodes: 9223372036854775808, "
+        "9223372036854775809"
+    ]
+    assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="more than 63 bits"):
         env.reset(seed=2**63 - 1)  # one seed fits, the next does not
     for _ in range(40):

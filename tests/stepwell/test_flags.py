@@ -219,6 +219,13 @@ def test_values_that_lose_digits_warn(change: dict[str, Any], says: str) -> None
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("value", [2**24 + 1, 1e300])
+def test_an_info_that_loses_digits_warns(value: float) -> None:
+    spec = EnvSpec.of(SPEC.observations, SPEC.actions, infos={"x": Box(())})
+    with pytest.warns(UserWarning, match="infos: .*64 stored as float32, which rounds them"):
+        Trajectory.from_arrays(**ARRAYS, infos={"x": [0, 0, value]}, spec=spec)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"rewards": [0.5, -3.0]}, {"obs": np.float32([[0.1], [0.2], [0.3]])}, {"rewards": [0, 1]}],
