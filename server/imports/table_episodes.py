@@ -300,17 +300,10 @@ class TableEpisodes:
         if kind == "texts":
             return Leaf(path, None, np.dtype(object), "texts")
         if kind == "frames":
-            first = image_bytes(columns[0], self._cells(columns[0], 0))[0]
-            if not first.startswith((JPEG, PNG)):
-                raise ImportRefused(
-                    f"column {columns[0][:100]} has bytes that are no image",
-                    expected="PNG or JPEG",
-                    got=f"{first[:8]!r}",
-                )
-            if first.startswith(JPEG):
+            if jpeg := self._count_jpeg(columns[0]):
                 self.layout.warnings.append(
-                    f"{path}: images were stored as JPEG, which changes pixels: what is stored "
-                    "here is what the JPEG shows"
+                    f"{path}: {pluralize(jpeg, 'image')} stored as JPEG, which changes pixels: what"
+                    " is stored here is what the JPEG shows"
                 )
             return Leaf(path, None, np.dtype(np.uint8), "frames")
         first_rows = self._read(columns, "numbers", 0)
@@ -322,6 +315,21 @@ class TableEpisodes:
                 got=str(first_rows.dtype),
             )
         return Leaf(path, first_rows.shape[1:], first_rows.dtype, names=names)
+
+    def _count_jpeg(self, column: str) -> int:
+        """Images that are JPEG. Raises `ImportRefused` for bytes that are no image."""
+        count = 0
+        for number, name in enumerate(self._names):
+            cells = self._cells(column, number, self._extra)
+            for row, frame in enumerate(image_bytes(column, cells)):
+                if not frame.startswith((JPEG, PNG)):
+                    raise ImportRefused(
+                        f"column {column[:100]} has bytes that are no image",
+                        expected="PNG or JPEG",
+                        got=f"{frame[:8]!r} in row {row} of episode {name}",
+                    )
+                count += frame.startswith(JPEG)
+        return count
 
     def _names_of(self, role: str, key: str, columns: Columns) -> Columns:
         """Of the elements of a vector, where they have names."""

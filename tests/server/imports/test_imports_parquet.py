@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -268,6 +271,106 @@ def test_images_in_the_table_become_pixels(tmp_path: Path, struct: bool) -> None
     images = [{"bytes": png(9, kind="JPEG"), "path": None}] * ROWS
     found, _ = read(write(tmp_path / "a.parquet", made | {"observation.image": images}))
     assert "JPEG" in " ".join(found.warnings)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def png16(colour_type: int, channels: int) -> bytes:
+    """2 x 2 pixels of 16 bits a channel, which Pillow writes only in grey."""
+    row = b"\0" + struct.pack(">H", 0x0102) * (2 * channels)
+    header = struct.pack(">IIBBBBB", 2, 2, 16, colour_type, 0, 0, 0)
+    made = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(row * 2)), (b"IEND", b"")):
+        made += struct.pack(">I", len(data)) + kind + data
+        made += struct.pack(">I", zlib.crc32(kind + data))
+    return made
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_jpeg_in_any_row_is_said(tmp_path: Path, nested: bool) -> None:
+    images = [png(1)] * ROWS
+    images[-1] = png(1, kind="JPEG")
+    made = columns(observation=images)
+    if nested:
+        made = {"obs": [images[:2], images[2:]], "action": [[0, 1], [0] * 6]}
+        made["reward"] = [[1.0] * 2, [1.0] * 6]
+    found, _ = read(write(tmp_path / "a.parquet", made))
+    assert "observation/observation: 1 image stored as JPEG" in " ".join(found.warnings)
+    images[-1] = b"GIF89a.."
+    made = columns(observation=images) if not nested else made | {"obs": [images[:2], images[2:]]}
+    with pytest.raises(ImportRefused, match="no image") as caught:
+        read(write(tmp_path / "a.parquet", made))
+    assert f"row {5 if nested else 3} of episode" in caught.value.got
+
+
+def test_pixels_of_all_modes_that_bytes_hold(tmp_path: Path) -> None:
+    grey = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    both = Image.fromarray(np.stack([grey, 9 + grey], axis=2), "LA")
+    black = Image.fromarray(grey * 255).convert("1")
+    for image, pixels in ((both, [[[0, 9], [1, 10]], [[2, 11], [3, 12]]]),
+                          (black, [[[0], [255]], [[255], [255]]])):  # fmt: skip
+        made = columns(observation=[encoded(image)] * ROWS)
+        _, got = read(write(tmp_path / "a.parquet", made))
+        assert got[0].obs["observation"][0].tolist() == pixels
+
+
+PICTURE = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("odd", "says", "cure"),
+    [
+        (encoded(PICTURE.convert("P")), "image of the mode P", "numpy.asarray(image).tolist()"),
+        (encoded(PICTURE.convert("CMYK"), "JPEG"), "image of the mode CMYK", "convert('RGB')"),
+        (png16(0, 1), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (png16(2, 3), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (png16(6, 4), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (encoded(PICTURE.resize((3, 2))), "several sizes", "image.resize((W, H))"),
+        (encoded(PICTURE.convert("L")), "several sizes", "image.convert('RGB')"),
+    ],
+)
+def test_images_that_are_not_damaged_are_refused_with_the_cure(
+    tmp_path: Path, odd: bytes, says: str, cure: str
+) -> None:
+    images = [encoded(PICTURE)] * ROWS
+    images[5] = odd
+    with pytest.raises(ImportRefused, match=says) as caught:
+        read(write(tmp_path / "a.parquet", columns(observation=images)))
+    assert cure in caught.value.expected
+    assert "row 1" in f"{caught.value.detail} {caught.value.got}", "of the third episode"
+
+
+def test_a_name_of_several_columns_is_refused_where_it_is_needed(tmp_path: Path) -> None:
+    """With the cure, which works; one that nobody needs is not read."""
+    path = tmp_path / "a.parquet"
+    made = pa.table({k: pa.array(v) for k, v in columns().items()})
+    pair = pa.StructArray.from_arrays([made["reward"].combine_chunks()] * 2, names=["x", "x"])
+    for name, column in (("reward", made["reward"]), ("pair", pair)):
+        pq.write_table(made.append_column(name, column), path)
+        given = ("observation=pair.x",) if name == "pair" else ()
+        with pytest.raises(ImportRefused, match="several columns are called") as caught:
+            read(path, *given)
+        assert ".read().rename_columns(NAMES); .flatten() before it" in caught.value.expected
+        whole = pq.ParquetFile(path).read().flatten()
+        pq.write_table(
+            whole.rename_columns([*made.column_names, "x", "y"][: whole.num_columns]), path
+        )
+        assert len(read(path, "observation=x")[1]) == 3
+    pq.write_table(made.append_column("note", pair).append_column("note", pair), path)
+    assert len(read(path)[1]) == 3
+
+
+def test_fields_with_dots_in_their_names_are_columns(tmp_path: Path) -> None:
+    x = pa.array(np.arange(ROWS, dtype=np.float32))
+    names = ["arm.x", "arm", "arm.y.z"]
+    state = pa.StructArray.from_arrays([x, pc.add(x, 10), pc.add(x, 20)], names=names)
+    given = "observation=state.arm.x,state.arm,state.arm.y.z"
+    _, got = read(write(tmp_path / "a.parquet", columns(observation=None, state=state)), given)
+    assert got[0].obs["observation"][1].tolist() == [1, 11, 21]
 
 
 def test_hugging_face_classes_and_splits(tmp_path: Path) -> None:
