@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,6 +223,133 @@ def test_one_row_an_episode(tmp_path: Path) -> None:
     assert got[1].obs["observation"].tolist() == [[1, 1], [9, 9]]
     assert all(t.final_obs_valid for t in got)
     assert "final observations" not in " ".join(found.warnings)
+
+
+def of_imitation(lengths: list[int], discrete: bool) -> Columns:
+    """As imitation saves trajectories: T+1 observations, infos as texts, rewards only if known."""
+    rng = np.random.default_rng(0)
+    act = (lambda n: rng.integers(0, 2, n)) if discrete else (lambda n: rng.normal(size=(n, 1)))
+    return {
+        "obs": [rng.normal(size=(n + 1, 2)).tolist() for n in lengths],
+        "acts": [act(n).tolist() for n in lengths],
+        "infos": [["{}"] * n for n in lengths],
+        "terminal": [n == 3 for n in lengths],
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "discrete"), [([3, 1, 4], True), ([3, 1], False), ([3, 3], False)]
+)
+def test_imitations_trajectories_without_rewards(
+    tmp_path: Path, lengths: list[int], discrete: bool
+) -> None:
+    made = of_imitation(lengths, discrete)
+    path = write(tmp_path / "a.parquet", made)
+    with pytest.raises(ImportRefused, match="known to be the reward") as caught:
+        read(path)
+    assert "columns=reward= if there is none" in caught.value.expected
+    found, got = read(path, "reward=")
+    assert [(len(t), t.terminated, t.final_obs_valid) for t in got] == [
+        (n, n == 3, True) for n in lengths
+    ]
+    assert "there is no reward: all are 0" in found.warnings
+    for number, t in enumerate(got):
+        assert np.array_equal(t.obs["observation"], np.float32(made["obs"][number]))
+        assert not t.rewards.any()
+        assert np.allclose(t.actions["action"], made["acts"][number])
+
+
+def test_lists_that_can_be_a_step_or_an_episode_are_refused_with_the_cure(tmp_path: Path) -> None:
+    made = of_imitation([3, 3], True)
+    path = write(tmp_path / "a.parquet", made)
+    with pytest.raises(ImportRefused, match="a row can be a step or an episode") as caught:
+        read(path, "reward=")
+    assert "[[0.0] * len(a) for a in table['acts']]" in caught.value.expected
+    lists = [[0.0] * len(a) for a in made["acts"]]
+    assert [len(t) for t in read(write(path, made | {"reward": lists}))[1]] == [3, 3]
+    found, got = read(write(path, made | {"reward": [0.0, 0.0]}))
+    assert [len(t) for t in got] == [1, 1] and found.spec.observations["observation"].shape == (
+        4,
+        2,
+    )
+
+
+def test_vectors_without_rewards_are_steps(tmp_path: Path) -> None:
+    vectors = {"observation": [[0.0, 1.0, 2.0]] * ROWS, "action": [[0.0, 1.0]] * ROWS}
+    _, got = read(write(tmp_path / "a.parquet", columns(reward=None, **vectors)), "reward=")
+    assert [len(t) for t in got] == list(LENGTHS)
+    made = columns(reward=None, episode=None, step=None, **vectors)
+    _, got = read(write(tmp_path / "a.parquet", made), "reward=")
+    assert [len(t) for t in got] == [3, 5]
+    deep = {"observation": [[[0.0], [1.0], [2.0]]] * ROWS, "action": [[0.0, 1.0]] * ROWS}
+    _, got = read(write(tmp_path / "a.parquet", columns(reward=None, **deep)), "reward=")
+    assert [len(t) for t in got] == list(LENGTHS), "with ids"
+
+
+RLDS = pa.struct(
+    {
+        "observation": pa.struct({"state": pa.list_(pa.float32())}),
+        "action": pa.list_(pa.float32()),
+        "reward": pa.float32(),
+        **dict.fromkeys(("is_first", "is_last", "is_terminal"), pa.bool_()),
+    }
+)
+
+
+def rlds_steps(rows: int, start: int) -> list[Any]:
+    """Of T = rows - 1; what the last one has beside its observation has no meaning."""
+    return [
+        {
+            "observation": {"state": [start + n, 0.5]},
+            "action": [9.0 if n == rows - 1 else 0.25],
+            "reward": float(n),
+            "is_first": n == 0,
+            "is_last": n == rows - 1,
+            "is_terminal": n == rows - 1 and start == 0,
+        }
+        for n in range(rows)
+    ]
+
+
+def check_rlds(got: list[Trajectory]) -> None:
+    assert [(len(t), t.terminated, t.final_obs_valid) for t in got] == [
+        (3, True, True),
+        (1, False, True),
+    ]
+    assert [t.actions["action"].max() for t in got] == [0.25, 0.25]
+    assert [t.rewards.tolist() for t in got] == [[0, 1, 2], [0]]
+    assert got[0].obs["observation"][:, 0].tolist() == [0, 1, 2, 3]
+    assert got[1].obs["observation"][:, 0].tolist() == [10, 11]
+
+
+def test_a_list_of_rlds_steps_is_refused_with_the_command_that_unnests_it(tmp_path: Path) -> None:
+    rows = [rlds_steps(4, 0), rlds_steps(2, 10)]
+    path = write(
+        tmp_path / "FILE.parquet", {"id": ["a", "b"], "steps": pa.array(rows, pa.list_(RLDS))}
+    )
+    with pytest.raises(ImportRefused, match="steps is a list of steps, as in RLDS") as caught:
+        read(path)
+    command = caught.value.expected.partition("in DuckDB: ")[2]
+    for name in ("FILE.parquet", "steps.parquet"):
+        command = command.replace(f"'{name}'", f"'{tmp_path / name}'")
+    duckdb.sql(command)
+    check_rlds(read(tmp_path / "steps.parquet")[1])
+    boxes = pa.array([[{"x": 1.0}]] * ROWS)
+    with pytest.raises(ImportRefused) as caught:
+        read(write(path, columns(reward=None, boxes=boxes)))
+    assert caught.value.detail == "no column is known to be the reward"
+
+
+def test_rows_that_are_episodes_of_rlds_end_with_a_final_observation(tmp_path: Path) -> None:
+    """The third has no step; the second comes after it."""
+    rows = [rlds_steps(4, 0), rlds_steps(1, 5), rlds_steps(2, 10)]
+    made = {name: [[step[name] for step in one] for one in rows] for name in RLDS.names}
+    made |= {"observation": [[step["observation"]["state"] for step in one] for one in rows]}
+    found, got = read(write(tmp_path / "a.parquet", made))
+    check_rlds(got)
+    assert "1 episode without a step left out" in found.warnings
+    assert "columns=first= makes them steps" in " ".join(found.warnings)
+    assert [len(t) for t in read(tmp_path / "a.parquet", "first=")[1]] == [4, 1, 2]
 
 
 def test_rows_without_a_step_are_left_out_and_counted(tmp_path: Path) -> None:
