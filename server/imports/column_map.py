@@ -252,7 +252,8 @@ def _fill(found: ColumnMap, preset: ColumnMap, asked: set[str]) -> None:
 
 
 def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
-    used = found.used()
+    infos = {name for names in found.arrays["info"].values() for name in names}
+    used = found.used() - infos  # an info can have another role, too
     free = [name for name in columns if name not in used and not name.endswith(PADDING)]
     lower = {name.lower(): name for name in reversed(free)}
     for role in [role for role in (*USUAL, "info") if role not in asked]:

@@ -29,6 +29,8 @@ SOURCE = re.compile(
 """Names of what may count episodes of its own, so that an id is unique only together with it."""
 JUMP = 10
 """A time between rows of this many usual ones is a jump."""
+TICKS = 10
+"""Whole numbers that usually go up by as many from row to row are times, and count no steps."""
 
 
 class Rows(Protocol):
@@ -290,13 +292,22 @@ def _keys_hint(sources: list[tuple[str, int]], keys: Sequence[str]) -> str:
 def _warn_of_gaps(
     column: str, steps: Array, codes: NDArray[np.int64], names: list[str], warnings: list[str]
 ) -> None:
-    """Whole numbers count the steps of an episode, so one that is left out was a step."""
+    """Whole numbers count the steps of an episode, so one that is left out was a step; those that
+    go up by many from row to row are times."""
     if steps.dtype.kind == "f" and not bool((steps == np.rint(steps)).all()):
         _warn_of_jumps(column, steps, codes, names, warnings)
         return
-    apart = np.diff(steps.astype(np.float64))
-    gaps = np.flatnonzero((np.diff(codes) == 0) & (apart != 1))
+    whole = steps if steps.dtype.kind == "f" else steps.astype(np.int64)
+    apart, within = np.diff(whole), np.diff(codes) == 0
+    gaps = np.flatnonzero(within & (apart != 1))
     if not len(gaps):
+        return
+    if (usual := float(np.median(apart[within]))) >= TICKS:
+        warnings.append(
+            f"{column[:100]} goes up by {usual:,.0f} from row to row, so it is taken for times, "
+            "which put the rows in order; if it counts steps, those between are missing"
+        )
+        _warn_of_jumps(column, steps, codes, names, warnings)
         return
     episodes, first = np.unique(codes[gaps]), int(gaps[0])
     more = f" and {pluralize(len(episodes) - 1, 'other')}" if len(episodes) > 1 else ""

@@ -96,19 +96,57 @@ class RawFile:
 
     def numbers_of(self, name: str) -> Array:
         """[N], of an array [N] or [N, 1]."""
-        return column_of(name, self.arrays[name], self.rows)
+        array = self.arrays[name]
+        check_dtype(name, array.dtype)
+        if array.shape not in ((self.rows,), (self.rows, 1)):
+            raise self._wrong_length(name, array)
+        return native(array.reshape(self.rows))
 
     def ids(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         array = self.arrays[name]
         if array.dtype.kind not in "USO":
             array = self.numbers_of(name)
         elif array.shape != (self.rows,):
-            raise wrong_length(name, array, self.rows)
+            raise self._wrong_length(name, array)
         return factorized(name, array)
 
     def is_scalar(self, name: str) -> bool:
         array = self.arrays.get(name)
         return array is not None and array.shape in ((self.rows,), (self.rows, 1))
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def _wrong_length(self, name: str, array: Array) -> ImportRefused:
+        return ImportRefused(
+            f"{name[:100]} has the wrong length",
+            expected=f"[{self.rows}] or [{self.rows}, 1], as observations has "
+            f"{pluralize(self.rows, 'row')}{self._cure_of_length(array)}",
+            got=f"shape {array.shape}",
+        )
+
+    def _cure_of_length(self, array: Array) -> str:
+        """What to do where this array has other rows than the observations; "" if nobody knows."""
+        rows, shape = self.rows, array.shape
+        observations = [
+            self.arrays[name].shape
+            for names in self.map.arrays["observation"].values()
+            for name in names
+        ]
+        second = {known[1] if len(known) > 1 else 0 for known in observations}
+        if len(shape) > 1 and shape[0] == rows and second in ({shape[1]}, {shape[1] + 1}):
+            steps = rows * shape[1]
+            final = second == {shape[1] + 1}
+            return (
+                f"; if the axes are [episodes, steps, …]: a.reshape({steps}, *a.shape[2:]) of each "
+                f"array and episode_ids = numpy.repeat(numpy.arange({rows}), {shape[1]})"
+                + (", with observations[:, :-1], and [:, 1:] as next_observations" if final else "")
+            )
+        if shape and 0 < (more := rows - shape[0]):
+            return (
+                f": {more} more; if {'it is' if more == 1 else 'they are'} final, one for each "
+                "episode: observations[:-1] of each, and observations[1:] as next_observations"
+            )
+        return ""
 
 
 def info_name(name: str) -> str | None:
@@ -178,29 +216,11 @@ def read_arrays(
         source.warnings.append(f"not read: {shown(unread, MOST_UNREAD)}{more}")
 
 
-def column_of(name: str, array: Array, rows: int) -> Array:
-    """An array [N], or [N, 1], as [N]."""
-    check_dtype(name, array.dtype)
-    if array.shape == (rows, 1):
-        array = array[:, 0]
-    if array.shape != (rows,):
-        raise wrong_length(name, array, rows)
-    return native(array)
-
-
 def native(array: Array) -> Array:
     """In the machine's byte order; uint64 as int64 where that holds all values."""
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max(initial=0)) < 2**63:
         return array.astype(np.int64)
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
-
-
-def wrong_length(name: str, array: Array, rows: int) -> ImportRefused:
-    return ImportRefused(
-        f"{name[:100]} has the wrong length",
-        expected=f"[{rows}] or [{rows}, 1], as observations has {pluralize(rows, 'row')}",
-        got=f"shape {array.shape}",
-    )
 
 
 def missing(role: str, source: RawFile) -> ImportRefused:
@@ -299,7 +319,7 @@ def _join(source: RawFile, pieces: dict[str, dict[int, str]], parts: dict[str, A
 
 def _from_rlds(source: RawFile) -> None:
     """RLDS's steps in flat arrays: the last row of an episode is its final observation."""
-    if not source.map.is_rlds or source.ends is not None:
+    if not source.map.is_rlds or source.ends is not None or not source.rows:
         return
     flags = read_flags(source.map, source.numbers_of)
     last = split_by_flags(flags, source, source.map, source.warnings)

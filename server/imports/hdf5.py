@@ -7,13 +7,16 @@ column-shaped, so slices of rows would decompress everything repeatedly); other 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
+from server.imports.column_map import USUAL
 from server.imports.flat_arrays import ENDS, SPEC, RawFile, info_name, read_arrays
 from server.imports.raw_file import (
     MAX_MEMBERS,
@@ -29,6 +32,8 @@ from server.imports.raw_file import (
 MAGIC = b"\x89HDF\r\n\x1a\n"
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 MAX_DEPTH = 8
+NUMBERED = re.compile(r"\D*\d+")
+"""The name of a group that is one of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ def read(
     try:
         with h5py.File(file, "r") as h5:
             source = RawFile()
+            if not columns:
+                check_flat(h5)
             found = {name: Member(name, dataset) for name, dataset in _walk(h5, source, drop)}
             check_size(sum(member.nbytes for member in found.values()), size, 1 << 62)
             for name in [n for n in found if n.startswith("metadata/") and n not in (ENDS, SPEC)]:
@@ -94,6 +101,44 @@ def read(
             expected="a file that h5py can read to its end",
             got=f"{size} bytes",
         ) from None
+
+
+def check_flat(h5: h5py.File) -> None:
+    """Refuse a file with a group for each episode, such as robomimic's data/demo_0, with the lines
+    that send them."""
+    if any(name in h5 for name in USUAL["action"]):
+        return
+    for parent in (h5, *_groups(h5)):
+        group = next(_groups(parent), None)
+        if group is None or NUMBERED.fullmatch(group.name.rpartition("/")[2]) is None:
+            continue
+        obs, action, reward, done = (
+            next((name for name in USUAL[role] if name in group), "")
+            for role in ("observation", "action", "reward", "done")
+        )
+        if not obs or not action:
+            continue
+        values = f"g[{obs!r}][()]"
+        if any(child.name == f"{group.name}/{obs}" for child in _groups(group)):
+            values = f"{{k: a[()] for k, a in g[{obs!r}].items()}}"
+        rewards = f"g[{reward!r}][()]" if reward else f"[0.0] * len(g[{action!r}])"
+        ends = f"terminated=g[{done!r}][-1]" if done else "truncated=True"
+        raise ImportRefused(
+            "each episode is a group of its own",
+            expected="flat arrays [N, …]; or client.create_dataset(NAME, spec), and for g in "
+            f"h5py.File(FILE)[{parent.name!r}].values(): client.add(NAME, obs={values}, "
+            f"actions=g[{action!r}][()], rewards={rewards}, {ends})",
+            got=f"{group.name[:100]}: {', '.join(map(str, group))}"[:300],
+        )
+
+
+def _groups(node: h5py.Group) -> Iterator[h5py.Group]:
+    """Those in a group, without following a link out of it."""
+    for name in islice(node, MAX_MEMBERS):
+        if isinstance(node.get(name, getlink=True), h5py.HardLink):
+            child = node[name]
+            if isinstance(child, h5py.Group):
+                yield child
 
 
 def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from server.imports.raw_file import Array, ImportRefused
+from server.imports.raw_file import Array, ImportRefused, check_size
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG"
 MAX_PIXELS = 1 << 24
-MODES = ("L", "RGB", "RGBA")
-"""Others, such as 16 bits or a palette, would be other numbers as bytes."""
+MODES = ("1", "L", "LA", "RGB", "RGBA")
+"""Pillow's. Others, such as a palette, would be other numbers as bytes; 1 is black and white."""
+DEPTH = 24
+"""The byte of a PNG that has the bits of a channel. Of 16 Pillow drops 8, except of grey ones."""
 
 
 def pixels(
@@ -25,18 +28,50 @@ def pixels(
         raise ImportRefused(
             f"{name} has encoded images", expected="pillow in the service: pip install pillow"
         ) from None
-    try:
-        images: list[Array] = []
-        for frame in frames:
+    images: list[Array] = []
+    for row, frame in enumerate(frames):
+        try:
             with Image.open(io.BytesIO(frame), formats=formats) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels")
-                if image.mode not in MODES:
-                    raise ValueError(f"pixels of the mode {image.mode}, not one of {MODES}")
-                images.append(np.asarray(image, np.uint8))
-            if images[0].nbytes * len(images) > memory:
-                raise ValueError("they need more memory than an import may have")
-        return np.stack(images)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        words = " or ".join(formats)
-        raise ImportRefused(f"{name} has damaged {words} frames: {str(error)[:100]}") from None
+                _check_mode(f"{name}, row {row},", image, frame)
+                images.append(np.asarray(image.convert("L") if image.mode == "1" else image))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            words = " or ".join(formats)
+            raise ImportRefused(
+                f"{name} has damaged {words} frames: {str(error)[:100]}", got=f"row {row}"
+            ) from None
+        first, last = images[0], images[-1]
+        if last.shape != first.shape:
+            raise ImportRefused(
+                f"{name} has images of several sizes",
+                expected=f"{list(first.shape)} (height, width, channels), as row 0 has: "
+                "image.convert('RGB') gives all three channels, image.resize((W, H)) one size",
+                got=f"{list(last.shape)} in row {row}",
+            )
+        if (held := first.nbytes * len(images)) > memory:
+            check_size(held, held, memory)
+    return np.stack(images)
+
+
+def _check_mode(where: str, image: Any, frame: bytes) -> None:
+    """Raises `ImportRefused` for pixels that bytes of L, RGB … cannot hold."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ImportRefused(
+            f"{where} has too many pixels",
+            expected=f"at most {MAX_PIXELS}",
+            got=f"{image.width} x {image.height}",
+        )
+    if frame.startswith(PNG) and frame[DEPTH] == 16:
+        raise ImportRefused(
+            f"{where} has 16 bits a channel",
+            expected="8 bits, (pixels >> 8).astype('uint8'), or the numbers as lists instead of "
+            "images, pixels.tolist()",
+            got=f"an image of the mode {image.mode}",
+        )
+    if image.mode not in MODES:
+        lists = ", or its numbers as lists instead of images, numpy.asarray(image).tolist()"
+        raise ImportRefused(
+            f"{where} is an image of the mode {image.mode}",
+            expected=f"one of {', '.join(MODES)}: image.convert('RGB') for its colours"
+            + (lists if image.mode == "P" else ""),
+            got=image.mode,
+        )

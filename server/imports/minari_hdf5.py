@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from server.imports.hdf5 import check_place, first_line, unknown_filter
+from server.imports.hdf5 import check_flat, check_place, first_line, unknown_filter
 from server.imports.images import JPEG, pixels
 from server.imports.minari_metadata import COLUMNS, Metadata, end_of
 from server.imports.named import About, Declared, Layout, Leaf, join
@@ -132,6 +132,8 @@ class Hdf5Episodes:
         name = f"episode_{number}"
         for member in ("observations", "actions", *COLUMNS):
             if member not in group:
+                if member == "observations":
+                    check_flat(group.file)  # another tool's, by other names
                 raise ImportRefused(
                     f"{name} lacks {member}",
                     expected=", ".join(("observations", "actions", *COLUMNS)),

@@ -206,11 +206,12 @@ def _warn_of_rounding(source: Episodes, spec: EnvSpec) -> None:
     for what, leaves, spaces in (
         ("observations", layout.observations, spec.observations),
         ("actions", layout.actions, spec.actions),
+        ("infos", layout.infos, spec.infos),
     ):
         for key, leaf in leaves.items():
-            if leaf.kind != "numbers":
+            if leaf.kind != "numbers" or key not in spaces:
                 continue
-            word = what if len(leaves) == 1 else f"{what}/{key}"
+            word = what if len(leaves) == 1 and what != "infos" else f"{what}/{key}"
             stored = np.dtype(spaces[key].dtype)
             note = narrowed(word, leaf.dtype, stored)
             if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2 and stored.kind == "f":

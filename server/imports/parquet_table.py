@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.imports.arrow_file import ArrowFile, is_arrow
+from server.imports.column_map import shown
 from server.imports.episode_ids import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
@@ -44,6 +46,8 @@ class Table:
         self.types: dict[str, pa.DataType] = {}
         self.features: dict[str, Any] = {}
         """Hugging Face's description of the columns, where the file has one."""
+        self._doubled: set[str] = set()
+        """Names of several columns."""
         self._of_path: dict[str, list[str]] = {}
         """Columns in the names of folders: the value of each file."""
         self._cache: dict[str, tuple[int, pa.Array]] = {}
@@ -74,7 +78,10 @@ class Table:
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(f"{name[:200]}: {error}") from None
         schema = opened.schema if isinstance(opened, ArrowFile) else opened.schema_arrow
-        types = {k: t for field in schema for k, t in flattened(field.name, field.type)}
+        named = [one for field in schema for one in flattened(field.name, field.type)]
+        types = dict(named)
+        times = Counter(name for name, _ in named)
+        self._doubled |= {name for name, count in times.items() if count > 1}
         if len(types) > MAX_COLUMNS:
             raise ImportRefused(
                 f"{name[:200]} has too many columns",
@@ -190,6 +197,13 @@ class Table:
     def _group(self, column: str, number: int) -> pa.Array:
         if number >= len(self._starts):
             raise damaged(f"{column[:100]}: rows are missing")
+        if column in self._doubled:
+            raise ImportRefused(
+                f"several columns are called {column[:100]}",
+                expected="a name for each: pyarrow.parquet.ParquetFile(FILE).read()"
+                ".rename_columns(NAMES); .flatten() before it for fields of a struct",
+                got=shown(self.columns, 20),
+            )
         held = self._cache.get(column)
         if held is not None and held[0] == number:
             return held[1]
@@ -204,8 +218,10 @@ class Table:
             if isinstance(opened, ArrowFile)
             else opened.read_row_group(group, columns=[column], use_threads=False)
         )
-        # A column is there under its own name, or as a field of a struct.
-        chunked = _reached(table, column)
+        every = zip(table.column_names, table.columns, strict=True)
+        found = (_reached(name, array, column) for name, array in every)
+        if (chunked := next((one for one in found if one is not None), None)) is None:
+            raise damaged(f"column {column[:100]} is missing")
         chunks = [_plain(chunk) for chunk in chunked.chunks]
         array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         self._cache[column] = (number, array)
@@ -341,16 +357,14 @@ def damaged(why: object) -> ImportRefused:
     )
 
 
-def _reached(table: pa.Table, column: str) -> pa.ChunkedArray:
-    if column in table.column_names:
-        return table[column]
-    name = next((n for n in table.column_names if column.startswith(f"{n}.")), None)
-    if name is None:
-        raise damaged(f"column {column[:100]} is missing")
-    array = table[name]
-    for part in column.removeprefix(f"{name}.").split("."):
-        array = pc.struct_field(array, part)
-    return array
+def _reached(name: str, array: pa.ChunkedArray, column: str) -> pa.ChunkedArray | None:
+    """The column of this name, as `flattened` names them, in the one called `name`."""
+    if name == column or not column.startswith(f"{name}."):
+        return array if name == column else None
+    fields = range(array.type.num_fields if pa.types.is_struct(array.type) else 0)
+    below = ((f"{name}.{array.type.field(i).name}", pc.struct_field(array, [i])) for i in fields)
+    every = (_reached(full, values, column) for full, values in below)
+    return next((found for found in every if found is not None), None)
 
 
 def _plain(array: pa.Array) -> pa.Array:

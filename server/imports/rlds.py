@@ -24,7 +24,7 @@ import numpy as np
 
 from server.imports import named
 from server.imports.archive import Archive
-from server.imports.images import pixels
+from server.imports.images import JPEG, pixels
 from server.imports.named import TEXT, About, Declared, Layout, Leaf, join
 from server.imports.raw_file import (
     Array,
@@ -57,7 +57,6 @@ class Feature:
     dtype: np.dtype[Any]
     encoded: bool = False
     """Whether each row is the bytes of its numbers."""
-    jpeg: bool = False
     classes: int = 0
 
 
@@ -84,6 +83,7 @@ class RldsEpisodes:
         self._places: list[_Place] = []
         self._last: tuple[int, Features] = (-1, {})
         self._file: tuple[str, BinaryIO] | None = None
+        self._has_jpeg = False
         self.layout = Layout()
         self.layout.dropped |= unread
         self._named = self._choose(options)
@@ -235,6 +235,9 @@ class RldsEpisodes:
                 got=f"{len(values)} {'byte strings' if isinstance(values, list) else 'numbers'}",
             )
         if check and feature.kind != "numbers":
+            # Whatever features.json says: TFDS stores images that were given as bytes as they are.
+            is_image = feature.kind == "frames" and isinstance(values, list)
+            self._has_jpeg |= is_image and any(value.startswith(JPEG) for value in values)
             return np.zeros(0)
         if isinstance(values, list):
             return self._decoded(name, values, feature)
@@ -292,7 +295,7 @@ class RldsEpisodes:
                 "its observation counts, so it is omitted; keep_last_step=true keeps it, in "
                 "another dataset"
             )
-        if any(feature.jpeg for feature in self._named["observation"].values()):
+        if self._has_jpeg:
             warn("images were stored as JPEG, which changes pixels: stored is what it shows")
         every = [f for role in ("observation", "action") for f in self._named[role].values()]
         if any(f.dtype == np.float64 and not f.encoded for f in every):
@@ -424,8 +427,7 @@ def _feature(path: str, written: dict[str, Any]) -> tuple[Feature | None, str]:
     if image is not None:
         if dtype != "uint8":
             return None, f"images of {dtype}"
-        jpeg = image.get("encodingFormat", "") == "jpeg"
-        return Feature(path, "frames", tuple(dimensions), np.dtype(np.uint8), jpeg=jpeg), ""
+        return Feature(path, "frames", tuple(dimensions), np.dtype(np.uint8)), ""
     if dtype == "string":
         return (
             (None, "lists of texts")

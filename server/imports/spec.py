@@ -212,15 +212,18 @@ def fit(
 ) -> tuple[Arrays, Arrays, Arrays | None, Arrays]:
     """The arrays in the shapes and types of `spec`. Raises `ImportRefused` (schema_mismatch)."""
     rows = len(next(iter(obs.values())))
+    fitted = {k: fit_info(k, infos.get(k), s, rows, dropped) for k, s in spec.infos.items()}
+    kept = {key: infos[key] for key in spec.infos if key in infos and key not in dropped}
     for name, arrays, spaces in (
         ("observations", obs, spec.observations),
         ("actions", actions, spec.actions),
+        ("infos", kept, spec.infos),
     ):
         for key, array in arrays.items():
-            word, stored = _word(name, key, arrays), np.dtype(spaces[key].dtype)
+            word = f"infos/{key}" if name == "infos" else _word(name, key, arrays)
+            stored = np.dtype(spaces[key].dtype)
             note = narrowed(word, array.dtype, stored) or rounded(word, array, stored)
             warnings += [note] if note else []
-    fitted = {k: fit_info(k, infos.get(k), s, rows, dropped) for k, s in spec.infos.items()}
     for name, given in (("observations", obs), ("next_observations", next_obs)):
         for key, array in (given or {}).items():
             word, space = _word(name, key, obs), spec.observations[key]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from server.imports.column_map import FILE, ColumnMap, Columns, element_names
+from server.imports.column_map import FILE, USUAL, ColumnMap, Columns, element_names
 from server.imports.ends import (
     ROLES,
     check_inside,
@@ -55,6 +55,7 @@ from stepwell._plural import pluralize, shown
 from stepwell.spaces import DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 
+BLOCK = 1 << 16
 BOUNDARIES = 100
 """Ends of episodes that show whether next observations are the shifted rows."""
 
@@ -72,14 +73,19 @@ class TableEpisodes:
         self._leaves: dict[str, Columns] = {}
         for role in ("observation", "action"):
             if not columns.arrays[role]:
-                raise missing(role, table.columns)
+                raise missing(role, table)
         reward = columns.one("reward")
         if reward is None and not any(o.startswith("reward=") for o in options.columns):
-            raise missing("reward", table.columns)
-        self._nested = reward is not None and _is_nested(table, columns, reward)
-        if self._nested:
-            assert reward is not None
-            lengths = self._lengths(reward)
+            raise missing("reward", table)
+        if reward is None:
+            listed = _lists_of_actions(table, columns)
+        else:
+            listed = reward if _is_nested(table, columns, reward) else None
+        self._nested = listed is not None
+        self._rows_of = np.arange(table.rows)
+        """Where rows are episodes, that of each."""
+        if listed is not None:
+            lengths = self._lengths(listed)
             self._ends = np.cumsum(lengths.astype(np.int64)) - 1
             self._names = [str(number) for number in self.table.file_order(0, len(lengths))]
         else:
@@ -114,7 +120,7 @@ class TableEpisodes:
 
     def _omit_final_rows(self) -> int:
         """Rows after each episode with its final observation: 1 in RLDS's tables, else 0."""
-        if self._nested or not self.columns.is_rlds:
+        if not self.columns.is_rlds:
             return 0
         reward = self.columns.one("reward")
         rewards = None if reward is None else self._steps_of(reward)
@@ -122,6 +128,7 @@ class TableEpisodes:
         kept = self._ends > self._starts
         self._starts, self._ends = self._starts[kept], self._ends[kept] - 1
         self._terminated = self._terminated[kept]
+        self._rows_of = self._rows_of[: len(kept)][kept]
         self._names = [name for name, has in zip(self._names, kept, strict=True) if has]
         self.layout.skipped = int((~kept).sum())
         self.layout.episodes = [(0, 1)] * int(kept.sum())
@@ -153,6 +160,8 @@ class TableEpisodes:
         extra = self._extra if role != "action" else 0
         array = self._read(columns, leaf.kind, number, extra)
         steps = self.layout.episodes[number][1]
+        if role == "action" and self._nested and self._extra:
+            array = array[:-1]
         nested = self._nested and role == "observation"
         whole = (nested or extra > 0) and len(array) == steps + 1
         if len(array) != steps and not whole:
@@ -198,17 +207,17 @@ class TableEpisodes:
             self._ends, self._names = split.ends, split.names
             return
         if not flags:
-            raise missing("episode (or terminated, truncated, done, first)", table.columns)
+            raise missing("episode (or terminated, truncated, done, first)", table)
         self._ends = np.flatnonzero(split_by_flags(flags, table, columns, warnings))
         self._names = [str(number) for number in range(len(self._ends))]
 
-    def _lengths(self, reward: str) -> NDArray[np.int64]:
-        """Steps of each row; rows without any are left out."""
-        listed = self.table.whole(reward)
+    def _lengths(self, column: str) -> NDArray[np.int64]:
+        """Steps of each row, by a column of lists; rows without any are left out."""
+        listed = self.table.whole(column)
         if listed.null_count:
             raise ImportRefused(
-                f"column {reward[:100]} has empty cells",
-                expected="a list of rewards in each row",
+                f"column {column[:100]} has empty cells",
+                expected="a list of steps in each row",
                 got=f"row {pc.index(listed.is_null(), True).as_py()}",
             )
         lengths = pc.list_value_length(listed).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -300,17 +309,10 @@ class TableEpisodes:
         if kind == "texts":
             return Leaf(path, None, np.dtype(object), "texts")
         if kind == "frames":
-            first = image_bytes(columns[0], self._cells(columns[0], 0))[0]
-            if not first.startswith((JPEG, PNG)):
-                raise ImportRefused(
-                    f"column {columns[0][:100]} has bytes that are no image",
-                    expected="PNG or JPEG",
-                    got=f"{first[:8]!r}",
-                )
-            if first.startswith(JPEG):
+            if jpeg := self._count_jpeg(columns[0]):
                 self.layout.warnings.append(
-                    f"{path}: images were stored as JPEG, which changes pixels: what is stored "
-                    "here is what the JPEG shows"
+                    f"{path}: {pluralize(jpeg, 'image')} stored as JPEG, which changes pixels: what"
+                    " is stored here is what the JPEG shows"
                 )
             return Leaf(path, None, np.dtype(np.uint8), "frames")
         first_rows = self._read(columns, "numbers", 0)
@@ -322,6 +324,21 @@ class TableEpisodes:
                 got=str(first_rows.dtype),
             )
         return Leaf(path, first_rows.shape[1:], first_rows.dtype, names=names)
+
+    def _count_jpeg(self, column: str) -> int:
+        """Images that are JPEG. Raises `ImportRefused` for bytes that are no image."""
+        count = 0
+        for number, name in enumerate(self._names):
+            cells = self._cells(column, number, self._extra)
+            for row, frame in enumerate(image_bytes(column, cells)):
+                if not frame.startswith((JPEG, PNG)):
+                    raise ImportRefused(
+                        f"column {column[:100]} has bytes that are no image",
+                        expected="PNG or JPEG",
+                        got=f"{frame[:8]!r} in row {row} of episode {name}",
+                    )
+                count += frame.startswith(JPEG)
+        return count
 
     def _names_of(self, role: str, key: str, columns: Columns) -> Columns:
         """Of the elements of a vector, where they have names."""
@@ -339,7 +356,8 @@ class TableEpisodes:
         if not self._nested:
             stop = int(self._ends[number]) + 1 + extra
             return self.table.slice(column, int(self._starts[number]), stop)
-        cell = self.table.slice(column, number, number + 1)
+        row = int(self._rows_of[number])
+        cell = self.table.slice(column, row, row + 1)
         if not is_list(cell.type):
             raise ImportRefused(
                 f"column {column[:100]} is no list", expected="a list of steps in each row"
@@ -430,11 +448,59 @@ class TableEpisodes:
         return found
 
 
-def missing(role: str, columns: list[str]) -> ImportRefused:
+def missing(role: str, table: Table) -> ImportRefused:
+    steps = [name for name, type_ in table.types.items() if _is_list_of_steps(type_)]
+    if steps and role in ("observation", "action", "reward"):
+        return ImportRefused(
+            f"no column is known to be the {role}; {steps[0][:100]} is a list of steps, as in RLDS",
+            expected="one row a step; in DuckDB: copy (select row_number() over () as episode, "
+            f"unnest({steps[0][:100]}, max_depth := 2) from 'FILE.parquet') to 'steps.parquet'",
+            got=shown(table.columns),
+        )
+    none = "; columns=reward= if there is none" if role == "reward" else ""
     return ImportRefused(
         f"no column is known to be the {role}",
-        expected=f"columns={role.split()[0]}=NAME, of the columns of the file",
-        got=shown(columns),
+        expected=f"columns={role.split()[0]}=NAME, of the columns of the file{none}",
+        got=shown(table.columns),
+    )
+
+
+def _is_list_of_steps(type_: pa.DataType) -> bool:
+    if not is_list(type_) or not pa.types.is_struct(type_.value_type):
+        return False
+    return any(name.lower() in USUAL["action"] for name in type_.value_type.names)
+
+
+def _lists_of_actions(table: Table, columns: ColumnMap) -> str | None:
+    """Without rewards: the column of actions, if its lists are those of episodes. They are if they
+    differ in length; lists of one length are a vector if those of the observations are. Raises
+    `ImportRefused` for what can be read in two ways."""
+    observed, acted = (
+        [name for names in columns.arrays[role].values() for name in names]
+        for role in ("observation", "action")
+    )
+    if not all(is_list(table.types[name]) for name in (*observed, *acted)):
+        return None
+    lengths: set[int | None] = set()
+    for start in range(0, table.rows, BLOCK):
+        block = table.slice(acted[0], start, min(start + BLOCK, table.rows))
+        lengths |= {*pc.unique(pc.list_value_length(block)).to_pylist()}
+    if len(lengths - {0, None}) > 1:
+        return acted[0]
+    steps, *more = (
+        pc.list_value_length(table.slice(name, 0, 1))[0].as_py() or 0
+        for name in (acted[0], *observed)
+    )
+    lists_of_lists = {name for name in (*observed, *acted) if is_list(table.types[name].value_type)}
+    if columns.episode or not lists_of_lists.issuperset(observed) or {*more} - {steps, steps + 1}:
+        return None
+    if lists_of_lists.issuperset(acted) and {*more} == {steps + 1}:
+        return acted[0]
+    raise ImportRefused(
+        "a row can be a step or an episode",
+        expected="a column of rewards: where rows are episodes "
+        f"[[0.0] * len(a) for a in table[{acted[0][:60]!r}]], where they are steps 0.0",
+        got=f"lists of {steps} actions and {more[0]} observations in every row",
     )
 
 

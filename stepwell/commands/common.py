@@ -121,8 +121,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
-    """Rows under headings; numbers to the right. `empty` is printed where there are none."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    empty: str = "",
+    exact: bool = False,
+) -> None:
+    """Rows under headings; numbers to the right, `exact` with all their digits. `empty` is printed
+    where there are none."""
     rows = list(rows)
     if not rows and empty:
         print(empty)
@@ -133,7 +140,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
         numbers = bool(values) and all(isinstance(v, int | float) for v in values)
         table.add_column(Text(printable(name)), justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*[Text(cell(value)) for value in row])
+        table.add_row(*[Text(cell(value, exact)) for value in row])
     console().print(table)
 
 
@@ -152,16 +159,18 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, exact: bool = False) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float) and exact:
+        return repr(value).removesuffix(".0")  # the shortest text that is read as this number
     if isinstance(value, float):
         # Times, counts and ids as floats: with six digits all of a day would look the same.
         return f"{value:.15g}" if 1e5 <= abs(value) < 1e15 else f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return ", ".join(cell(v) for v in value)
+        return ", ".join(cell(v, exact) for v in value)
     return printable(str(value))
 
 

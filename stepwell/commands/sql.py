@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
             }
         )
     else:
-        common.print_table(result.columns, result.rows, empty="no rows")
+        common.print_table(result.columns, result.rows, empty="no rows", exact=True)
     if result.truncated:
         rows = pluralize(len(result), "row")
         print(f"stepwell: only the first {rows}; raise --limit", file=sys.stderr)

@@ -529,3 +529,13 @@ def test_large_numbers_in_tables_have_all_their_digits() -> None:
     assert common.cell(1700000001.5) == "1700000001.5" and common.cell(16777217.0) == "16777217"
     assert common.cell(-123456.25) == "-123456.25" and common.cell(0.1234567) == "0.123457"
     assert common.cell(1e300) == "1e+300"
+
+
+def test_numbers_that_sql_prints_are_exact(run) -> None:
+    values = [0.1234567890123, 99999.987654321, -0.1, 1e300, 2.0**60 + 2**9, 16777217.0, 5.0]
+    query = f"select * from (values {', '.join(f'({v!r}::double)' for v in values)}) as t(v)"
+    _, out, _ = run("sql", query)
+    assert [float(word) for word in out.split()[1:]] == values
+    assert out.split()[-1] == "5"
+    listed = run("sql", "select [0.1234567890123::double, 2.0] as v")[1]
+    assert "0.1234567890123, 2" in listed

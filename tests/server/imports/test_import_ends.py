@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -834,6 +835,16 @@ def test_a_later_file_that_loses_digits_is_said(
     assert [line for line in found.warnings if "stored as" in line] == ([says] if says else [])
 
 
+@EVERY
+def test_a_later_file_whose_infos_lose_digits_is_said(read: Read, kind: str) -> None:
+    made = arrays(timeouts=ENDS & ~TERMINALS) | {"infos/fuel": np.arange(ROWS) + 2**24}
+    found, _ = read(kind, made)
+    spec = replace(found.spec, infos={key: Box(()) for key in found.spec.infos})
+    again, _ = read(kind, made, spec=spec)
+    lines = [line for line in again.warnings if "stored as" in line]
+    assert lines == ["infos/fuel: int64 stored as float32, which rounds them"]
+
+
 def test_arrays_of_an_episode_have_its_length(read: Read) -> None:
     """d3rlpy's: lengths that only add up are those of other episodes."""
     made: Arrays = {}
@@ -845,3 +856,79 @@ def test_arrays_of_an_episode_have_its_length(read: Read) -> None:
     with pytest.raises(ImportRefused, match="observations_0 has the wrong length") as caught:
         read("npz", made)
     assert "5, as rewards_0 has" in caught.value.expected
+
+
+@FLAT
+@pytest.mark.parametrize("final", [0, 1])
+def test_arrays_of_episodes_by_steps_are_refused_with_the_cure(
+    read: Read, kind: str, final: int
+) -> None:
+    """[E, T, …]: what the refusal says is what makes them right."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(4, 10 + final, 3)).astype(np.float32)
+    made = arrays(observations=obs, actions=rng.uniform(-1, 1, (4, 10, 2)).astype(np.float32))
+    made |= {name: made[name].reshape(4, 10) for name in ("rewards", "terminals")}
+    with pytest.raises(ImportRefused, match="rewards has the wrong length") as caught:
+        read(kind, made)
+    said = caught.value.expected
+    assert "[episodes, steps, …]: a.reshape(40, *a.shape[2:]) of each" in said
+    assert "episode_ids = numpy.repeat(numpy.arange(4), 10)" in said
+    assert ("observations[:, :-1], and [:, 1:] as next_observations" in said) is bool(final)
+    if final:
+        made |= {"observations": obs[:, :-1], "next_observations": obs[:, 1:]}
+    flat = {name: a.reshape(40, *a.shape[2:]) for name, a in made.items()}
+    _, got = read(kind, flat | {"episode_ids": np.repeat(np.arange(4), 10)})
+    check_four(got)
+    assert all(
+        np.array_equal(t.obs["observation"][: 10 + final], o) for t, o in zip(got, obs, strict=True)
+    )
+    with pytest.raises(ImportRefused, match="wrong length") as caught:
+        read(kind, arrays(rewards=np.zeros((ROWS, 4), np.float32)))
+    assert "episodes, steps" not in caught.value.expected, "rewards of two kinds"
+
+
+@FLAT
+@pytest.mark.parametrize("given", [(), ("reward=",)])
+def test_one_observation_too_many_is_refused_with_the_cure(
+    read: Read, kind: str, given: tuple[str, ...]
+) -> None:
+    whole = np.random.default_rng(0).normal(size=(ROWS + 1, 3)).astype(np.float32)
+    with pytest.raises(ImportRefused, match="has the wrong length") as caught:
+        read(kind, arrays(observations=whole), *given)
+    said = caught.value.expected
+    assert "1 more; if it is final" in said and "observations[1:] as next_observations" in said
+    made = arrays(
+        observations=whole[:-1], next_observations=whole[1:], terminals=np.arange(ROWS) == 39
+    )
+    (one,) = read(kind, made, *given)[1]
+    assert np.array_equal(one.obs["observation"], whole) and one.final_obs_valid
+
+
+@FLAT
+def test_flags_of_rlds_without_observations_are_no_matter_of_lengths(read: Read, kind: str) -> None:
+    with pytest.raises(ImportRefused, match="observations is missing"):
+        read(kind, {name: a for name, a in rlds().items() if name != "observations"})
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_times_as_whole_numbers_are_no_missing_steps(read: Read, kind: str, dtype: Any) -> None:
+    times = (1_700_000_000_000 + 20 * np.arange(ROWS)).astype(dtype)
+    made = arrays(episode=IDS, when=times, timeouts=ENDS & ~TERMINALS)
+    found, got = read(kind, made, "step=when")
+    check_four(got)
+    said = " ".join(found.warnings)
+    assert said.count("when goes up by 20 from row to row, so it is taken for times") == 1
+    assert "steps are missing" not in said and "jumps" not in said
+    times[15:] += 10_000
+    said = " ".join(read(kind, made, "step=when")[0].warnings)
+    assert "when jumps in episode 1" in said and "taken for times" in said
+
+
+@EVERY
+def test_a_column_that_is_an_info_has_its_usual_role_too(read: Read, kind: str) -> None:
+    given = ("info/x=rewards", "info/angle=observations", "info/flag=terminals")
+    found, got = read(kind, arrays(dones=ENDS), *given)
+    check_four(got)
+    assert got[1].rewards.tolist() == got[1].infos["x"][:-1].tolist() == list(range(10, 20))
+    assert np.array_equal(got[1].infos["angle"][:10], got[1].obs["observation"][:10])

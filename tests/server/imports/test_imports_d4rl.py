@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
+from server.imports import hdf5
 from server.imports.raw_file import ImportRefused
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
+from stepwell.trajectory import Trajectory
 
 from .conftest import flags, table, walk
 
@@ -474,3 +477,39 @@ def test_the_four_required_arrays(read: Read, name: str) -> None:
     del arrays[name]
     with pytest.raises(ImportRefused, match=f"{name} is missing"):
         read(arrays)
+
+
+@pytest.mark.parametrize("parent", ["data", "/"])
+@pytest.mark.parametrize("several", [True, False])
+def test_a_group_for_each_episode_is_refused_with_the_lines_that_send_them(
+    tmp_path: Path, parent: str, several: bool
+) -> None:
+    """robomimic's layout, of more groups than the members that are read; and ManiSkill's."""
+    path = tmp_path / "demos.hdf5"
+    with h5py.File(path, "w") as file:
+        for number in range(600):
+            group = file.require_group(parent).create_group(f"demo_{number}")
+            group["obs/arm" if several else "obs"] = np.full((3, 2), number, np.float32)
+            group["actions"] = np.zeros((3, 1), np.float32)
+            group["dones"] = np.array([0, 0, number % 2])
+            if several:
+                group["rewards"] = np.arange(3.0)
+    with (
+        path.open("rb") as opened,
+        pytest.raises(ImportRefused, match="a group of its own") as caught,
+    ):
+        hdf5.read(opened, path.stat().st_size, 1 << 30)
+    assert "demo_0: actions, dones, obs" in caught.value.got
+    loop = caught.value.expected.partition("and for g in ")[2]
+    code = "for g in " + loop.replace("FILE", repr(str(path)))
+    made: list[Trajectory] = []
+
+    class Client:
+        @staticmethod
+        def add(name: str, **given: Any) -> None:
+            made.append(Trajectory.from_arrays(**given))
+
+    exec(code, {"h5py": h5py, "client": Client, "NAME": "d"})  # noqa: S102
+    assert (len(made), len(made[0]), made[1].terminated) == (600, 3, True)
+    assert made[0].total_reward == (3 if several else 0)
+    assert list(made[0].obs) == (["arm"] if several else ["observation"])

@@ -359,6 +359,10 @@ def external(folder: Path) -> Path:
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no rewards": (lambda p: write(p, [episode(3, rewards=None)]), "lacks rewards"),
     "no observations": (lambda p: write(p, [episode(3, observations=None)]), "lacks observations"),
+    "another tool's names": (
+        lambda p: write(p, [episode(3, observations=None) | {"obs": np.zeros((3, 2))}]),
+        "each episode is a group of its own",
+    ),
     "T+2 observations": (
         lambda p: write(p, [episode(3, observations=np.zeros((5, 2)))]),
         "not 4 rows",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -221,6 +225,133 @@ def test_one_row_an_episode(tmp_path: Path) -> None:
     assert "final observations" not in " ".join(found.warnings)
 
 
+def of_imitation(lengths: list[int], discrete: bool) -> Columns:
+    """As imitation saves trajectories: T+1 observations, infos as texts, rewards only if known."""
+    rng = np.random.default_rng(0)
+    act = (lambda n: rng.integers(0, 2, n)) if discrete else (lambda n: rng.normal(size=(n, 1)))
+    return {
+        "obs": [rng.normal(size=(n + 1, 2)).tolist() for n in lengths],
+        "acts": [act(n).tolist() for n in lengths],
+        "infos": [["{}"] * n for n in lengths],
+        "terminal": [n == 3 for n in lengths],
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "discrete"), [([3, 1, 4], True), ([3, 1], False), ([3, 3], False)]
+)
+def test_imitations_trajectories_without_rewards(
+    tmp_path: Path, lengths: list[int], discrete: bool
+) -> None:
+    made = of_imitation(lengths, discrete)
+    path = write(tmp_path / "a.parquet", made)
+    with pytest.raises(ImportRefused, match="known to be the reward") as caught:
+        read(path)
+    assert "columns=reward= if there is none" in caught.value.expected
+    found, got = read(path, "reward=")
+    assert [(len(t), t.terminated, t.final_obs_valid) for t in got] == [
+        (n, n == 3, True) for n in lengths
+    ]
+    assert "there is no reward: all are 0" in found.warnings
+    for number, t in enumerate(got):
+        assert np.array_equal(t.obs["observation"], np.float32(made["obs"][number]))
+        assert not t.rewards.any()
+        assert np.allclose(t.actions["action"], made["acts"][number])
+
+
+def test_lists_that_can_be_a_step_or_an_episode_are_refused_with_the_cure(tmp_path: Path) -> None:
+    made = of_imitation([3, 3], True)
+    path = write(tmp_path / "a.parquet", made)
+    with pytest.raises(ImportRefused, match="a row can be a step or an episode") as caught:
+        read(path, "reward=")
+    assert "[[0.0] * len(a) for a in table['acts']]" in caught.value.expected
+    lists = [[0.0] * len(a) for a in made["acts"]]
+    assert [len(t) for t in read(write(path, made | {"reward": lists}))[1]] == [3, 3]
+    found, got = read(write(path, made | {"reward": [0.0, 0.0]}))
+    assert [len(t) for t in got] == [1, 1] and found.spec.observations["observation"].shape == (
+        4,
+        2,
+    )
+
+
+def test_vectors_without_rewards_are_steps(tmp_path: Path) -> None:
+    vectors = {"observation": [[0.0, 1.0, 2.0]] * ROWS, "action": [[0.0, 1.0]] * ROWS}
+    _, got = read(write(tmp_path / "a.parquet", columns(reward=None, **vectors)), "reward=")
+    assert [len(t) for t in got] == list(LENGTHS)
+    made = columns(reward=None, episode=None, step=None, **vectors)
+    _, got = read(write(tmp_path / "a.parquet", made), "reward=")
+    assert [len(t) for t in got] == [3, 5]
+    deep = {"observation": [[[0.0], [1.0], [2.0]]] * ROWS, "action": [[0.0, 1.0]] * ROWS}
+    _, got = read(write(tmp_path / "a.parquet", columns(reward=None, **deep)), "reward=")
+    assert [len(t) for t in got] == list(LENGTHS), "with ids"
+
+
+RLDS = pa.struct(
+    {
+        "observation": pa.struct({"state": pa.list_(pa.float32())}),
+        "action": pa.list_(pa.float32()),
+        "reward": pa.float32(),
+        **dict.fromkeys(("is_first", "is_last", "is_terminal"), pa.bool_()),
+    }
+)
+
+
+def rlds_steps(rows: int, start: int) -> list[Any]:
+    """Of T = rows - 1; what the last one has beside its observation has no meaning."""
+    return [
+        {
+            "observation": {"state": [start + n, 0.5]},
+            "action": [9.0 if n == rows - 1 else 0.25],
+            "reward": float(n),
+            "is_first": n == 0,
+            "is_last": n == rows - 1,
+            "is_terminal": n == rows - 1 and start == 0,
+        }
+        for n in range(rows)
+    ]
+
+
+def check_rlds(got: list[Trajectory]) -> None:
+    assert [(len(t), t.terminated, t.final_obs_valid) for t in got] == [
+        (3, True, True),
+        (1, False, True),
+    ]
+    assert [t.actions["action"].max() for t in got] == [0.25, 0.25]
+    assert [t.rewards.tolist() for t in got] == [[0, 1, 2], [0]]
+    assert got[0].obs["observation"][:, 0].tolist() == [0, 1, 2, 3]
+    assert got[1].obs["observation"][:, 0].tolist() == [10, 11]
+
+
+def test_a_list_of_rlds_steps_is_refused_with_the_command_that_unnests_it(tmp_path: Path) -> None:
+    rows = [rlds_steps(4, 0), rlds_steps(2, 10)]
+    path = write(
+        tmp_path / "FILE.parquet", {"id": ["a", "b"], "steps": pa.array(rows, pa.list_(RLDS))}
+    )
+    with pytest.raises(ImportRefused, match="steps is a list of steps, as in RLDS") as caught:
+        read(path)
+    command = caught.value.expected.partition("in DuckDB: ")[2]
+    for name in ("FILE.parquet", "steps.parquet"):
+        command = command.replace(f"'{name}'", f"'{tmp_path / name}'")
+    duckdb.sql(command)
+    check_rlds(read(tmp_path / "steps.parquet")[1])
+    boxes = pa.array([[{"x": 1.0}]] * ROWS)
+    with pytest.raises(ImportRefused) as caught:
+        read(write(path, columns(reward=None, boxes=boxes)))
+    assert caught.value.detail == "no column is known to be the reward"
+
+
+def test_rows_that_are_episodes_of_rlds_end_with_a_final_observation(tmp_path: Path) -> None:
+    """The third has no step; the second comes after it."""
+    rows = [rlds_steps(4, 0), rlds_steps(1, 5), rlds_steps(2, 10)]
+    made = {name: [[step[name] for step in one] for one in rows] for name in RLDS.names}
+    made |= {"observation": [[step["observation"]["state"] for step in one] for one in rows]}
+    found, got = read(write(tmp_path / "a.parquet", made))
+    check_rlds(got)
+    assert "1 episode without a step left out" in found.warnings
+    assert "columns=first= makes them steps" in " ".join(found.warnings)
+    assert [len(t) for t in read(tmp_path / "a.parquet", "first=")[1]] == [4, 1, 2]
+
+
 def test_rows_without_a_step_are_left_out_and_counted(tmp_path: Path) -> None:
     made = {
         "obs": [[0.0, 0.5], [], [1.0, 1.5, 2.0], [9.0]],
@@ -268,6 +399,106 @@ def test_images_in_the_table_become_pixels(tmp_path: Path, struct: bool) -> None
     images = [{"bytes": png(9, kind="JPEG"), "path": None}] * ROWS
     found, _ = read(write(tmp_path / "a.parquet", made | {"observation.image": images}))
     assert "JPEG" in " ".join(found.warnings)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def png16(colour_type: int, channels: int) -> bytes:
+    """2 x 2 pixels of 16 bits a channel, which Pillow writes only in grey."""
+    row = b"\0" + struct.pack(">H", 0x0102) * (2 * channels)
+    header = struct.pack(">IIBBBBB", 2, 2, 16, colour_type, 0, 0, 0)
+    made = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(row * 2)), (b"IEND", b"")):
+        made += struct.pack(">I", len(data)) + kind + data
+        made += struct.pack(">I", zlib.crc32(kind + data))
+    return made
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_jpeg_in_any_row_is_said(tmp_path: Path, nested: bool) -> None:
+    images = [png(1)] * ROWS
+    images[-1] = png(1, kind="JPEG")
+    made = columns(observation=images)
+    if nested:
+        made = {"obs": [images[:2], images[2:]], "action": [[0, 1], [0] * 6]}
+        made["reward"] = [[1.0] * 2, [1.0] * 6]
+    found, _ = read(write(tmp_path / "a.parquet", made))
+    assert "observation/observation: 1 image stored as JPEG" in " ".join(found.warnings)
+    images[-1] = b"GIF89a.."
+    made = columns(observation=images) if not nested else made | {"obs": [images[:2], images[2:]]}
+    with pytest.raises(ImportRefused, match="no image") as caught:
+        read(write(tmp_path / "a.parquet", made))
+    assert f"row {5 if nested else 3} of episode" in caught.value.got
+
+
+def test_pixels_of_all_modes_that_bytes_hold(tmp_path: Path) -> None:
+    grey = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    both = Image.fromarray(np.stack([grey, 9 + grey], axis=2), "LA")
+    black = Image.fromarray(grey * 255).convert("1")
+    for image, pixels in ((both, [[[0, 9], [1, 10]], [[2, 11], [3, 12]]]),
+                          (black, [[[0], [255]], [[255], [255]]])):  # fmt: skip
+        made = columns(observation=[encoded(image)] * ROWS)
+        _, got = read(write(tmp_path / "a.parquet", made))
+        assert got[0].obs["observation"][0].tolist() == pixels
+
+
+PICTURE = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("odd", "says", "cure"),
+    [
+        (encoded(PICTURE.convert("P")), "image of the mode P", "numpy.asarray(image).tolist()"),
+        (encoded(PICTURE.convert("CMYK"), "JPEG"), "image of the mode CMYK", "convert('RGB')"),
+        (png16(0, 1), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (png16(2, 3), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (png16(6, 4), "16 bits a channel", "(pixels >> 8).astype('uint8')"),
+        (encoded(PICTURE.resize((3, 2))), "several sizes", "image.resize((W, H))"),
+        (encoded(PICTURE.convert("L")), "several sizes", "image.convert('RGB')"),
+    ],
+)
+def test_images_that_are_not_damaged_are_refused_with_the_cure(
+    tmp_path: Path, odd: bytes, says: str, cure: str
+) -> None:
+    images = [encoded(PICTURE)] * ROWS
+    images[5] = odd
+    with pytest.raises(ImportRefused, match=says) as caught:
+        read(write(tmp_path / "a.parquet", columns(observation=images)))
+    assert cure in caught.value.expected
+    assert "row 1" in f"{caught.value.detail} {caught.value.got}", "of the third episode"
+
+
+def test_a_name_of_several_columns_is_refused_where_it_is_needed(tmp_path: Path) -> None:
+    """With the cure, which works; one that nobody needs is not read."""
+    path = tmp_path / "a.parquet"
+    made = pa.table({k: pa.array(v) for k, v in columns().items()})
+    pair = pa.StructArray.from_arrays([made["reward"].combine_chunks()] * 2, names=["x", "x"])
+    for name, column in (("reward", made["reward"]), ("pair", pair)):
+        pq.write_table(made.append_column(name, column), path)
+        given = ("observation=pair.x",) if name == "pair" else ()
+        with pytest.raises(ImportRefused, match="several columns are called") as caught:
+            read(path, *given)
+        assert ".read().rename_columns(NAMES); .flatten() before it" in caught.value.expected
+        whole = pq.ParquetFile(path).read().flatten()
+        pq.write_table(
+            whole.rename_columns([*made.column_names, "x", "y"][: whole.num_columns]), path
+        )
+        assert len(read(path, "observation=x")[1]) == 3
+    pq.write_table(made.append_column("note", pair).append_column("note", pair), path)
+    assert len(read(path)[1]) == 3
+
+
+def test_fields_with_dots_in_their_names_are_columns(tmp_path: Path) -> None:
+    x = pa.array(np.arange(ROWS, dtype=np.float32))
+    names = ["arm.x", "arm", "arm.y.z"]
+    state = pa.StructArray.from_arrays([x, pc.add(x, 10), pc.add(x, 20)], names=names)
+    given = "observation=state.arm.x,state.arm,state.arm.y.z"
+    _, got = read(write(tmp_path / "a.parquet", columns(observation=None, state=state)), given)
+    assert got[0].obs["observation"][1].tolist() == [1, 11, 21]
 
 
 def test_hugging_face_classes_and_splits(tmp_path: Path) -> None:

@@ -252,6 +252,18 @@ def test_kinds_of_features(read: Read) -> None:
     assert any("float64 as float32" in w for w in found.warnings)
 
 
+def test_a_jpeg_is_said_whatever_is_declared(read: Read) -> None:
+    steps = STEPS | {
+        "observation": {"image": {"dtype": "uint8", "shape": tensor(4, 5, 3)["tensor"]["shape"]}}
+    }
+    for kind, said in (("PNG", False), ("JPEG", True)):
+        images = [picture("PNG", 1), picture("PNG", 2), picture(kind, 3)]
+        found, _ = read(
+            episode(2, observation=images[:2]), episode(3, observation=images), steps=steps
+        )
+        assert any("JPEG" in line for line in found.warnings) is said
+
+
 def test_what_the_last_step_has_is_named_and_single_steps_are_left_out(read: Read) -> None:
     found, made = read(episode(1), episode(3, reward=np.ones(3, np.float32)))
     assert [t.rewards.tolist() for t in made] == [[1, 1]]
