@@ -34,6 +34,7 @@ from tests.forks import Fork
 # itself at each of hundreds of starts takes a third longer to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the long tests: make test-all")
 
