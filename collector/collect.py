@@ -129,7 +129,7 @@ def collect(
                 pacing.close()
             if run.outbox.pending:
                 say(f"sending the last {pluralize(run.outbox.pending, 'episode')} …")
-            run.outbox.flush(config.drain_timeout)
+            run.outbox.drain(config.drain_timeout)
             run.status = "stopped" if control.stopping else "finished"
             if stats.broken.total and not stats.kept:
                 run.status = "failed"

@@ -146,8 +146,8 @@ class CollectConfig(EnvironmentConfig):
     spool: play on, and send later; drop-oldest: play on, and keep only the newest episode of each
     environment to send later."""
     drain_timeout: float = 10.0
-    """Seconds to wait at the end for the outbox to be sent. If it is not, the rest stays on disk,
-    the exit status is 1, and the run has failed."""
+    """Seconds to wait at the end while the service takes nothing of the outbox. Then the rest stays
+    on disk, the exit status is 1, and the run has failed."""
     progress: bool = True
     """Show a progress bar (or periodic lines, if the output is not a terminal)."""
 
@@ -222,8 +222,8 @@ class EvaluateConfig(EnvironmentConfig):
     outbox: Path | None = None
     """Folder in which episodes wait for the service; default: as for stepwell collect."""
     drain_timeout: float = 60.0
-    """Seconds to wait at the end for the outbox to be sent. If it is not, the rest stays on disk,
-    the exit status is 1, and the run has failed."""
+    """Seconds to wait at the end while the service takes nothing of the outbox. Then the rest stays
+    on disk, the exit status is 1, and the run has failed."""
     upload: bool = True
     """Send episodes and score to the service; --no-upload only prints the score."""
 

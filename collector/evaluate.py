@@ -368,7 +368,7 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
     """Send episodes and score. Returns where they are stored."""
     for trajectory in result.trajectories:
         run.outbox.put(trajectory)
-    run.outbox.flush(config.drain_timeout)
+    run.outbox.drain(config.drain_timeout)
     notes = {"dataset": run.outbox.dataset, "run": run.name}
     row = result.to_json()
     details = {

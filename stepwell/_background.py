@@ -111,8 +111,13 @@ class BackgroundLoop:
                     self._note(error)
                 self._pause(max(wait * random.uniform(0.5, 1.0), retry_after(error)))
             else:
-                wait, self._trouble, self.last_error = 0.0, "", ""
+                wait = 0.0
+                self.forget_error()
                 self._pause(self._every)
+
+    def forget_error(self) -> None:
+        """For a long `work`: what failed the last time works again."""
+        self._trouble, self.last_error = "", ""
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)

@@ -141,7 +141,7 @@ class Outbox:
         self._damaged: Counter[str] = Counter()
         self._refusal = self._refused_file = ""
         self._asked: float | None = None
-        self._closing = self._released = False
+        self._closing = self._released = self._unreachable = False
         try:
             for folder in (self.directory, self._rejected_folder, self._damaged_folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -282,6 +282,13 @@ class Outbox:
                 self._loop.wake()
                 self._changed.wait(min(remaining, FIRST_WAIT))
             return self._delivered
+
+    def drain(self, timeout: float) -> bool:
+        """As `flush`, but for as long as the service takes something every `timeout` seconds."""
+        before = self.pending + 1
+        while not (delivered := self.flush(timeout)) and 0 < self.pending < before:
+            before = self.pending
+        return delivered
 
     @property
     def _delivered(self) -> bool:
@@ -510,10 +517,13 @@ class Outbox:
         for kind in KINDS:
             try:
                 while not self._closing and self._send_some(kind):
-                    pass
+                    if self._unreachable:  # no longer; this may go on for long
+                        self._unreachable = False
+                        self._loop.forget_error()
             except Exception as error:
                 first = first or error
                 if isinstance(error, ServiceUnreachable):
+                    self._unreachable = True
                     break
         if first is not None:
             if not self._loop.trouble and not self._closing:

@@ -6,8 +6,8 @@ start_service  a function that starts further ones: start_service(env={...}, arg
 client         a stepwell.Client of `service`
 name           a dataset name that nobody else uses
 
-Two marks keep `make test` short; `make test-all` (--all), and a test that is asked for by name, know
-neither:
+Two marks keep `make test` short. `make test-all` (--all) ignores both, and so does a test that is
+asked for by name:
 
 @pytest.mark.long       left out
 @pytest.mark.sample(n)  of the cases of each function, n are run, evenly spread

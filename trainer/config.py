@@ -212,7 +212,7 @@ class ScheduleConfig(RunSettings):
     keep_checkpoints: int = Field(2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
     drain_timeout: float = Field(30.0, ge=0)
-    """Seconds to wait at the end for the service to accept the last metrics and policy."""
+    """Seconds to wait at the end while the service accepts none of the last metrics and policy."""
 
     @model_validator(mode="after")
     def _validation_is_logged(self) -> Self:

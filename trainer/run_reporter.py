@@ -347,7 +347,7 @@ class RunReporter:
         self._log(f"{status} after {pluralize(self.update, 'update')}{reason}")
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._run_log)
-        self.outbox.flush(self.config.schedule.drain_timeout)
+        self.outbox.drain(self.config.schedule.drain_timeout)
         state = "failed" if status == "failed" else "stopped"
         self.heartbeat.close(state=state, last_error=self.error)
         self.outbox.end_run(self.config.run, status, self.error)

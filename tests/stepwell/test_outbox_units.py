@@ -48,6 +48,7 @@ from tests.specs import assert_same
 
 SPEC = make_spec()
 OTHER = make_spec(action=2)
+SEND_ALL = Outbox._send_all
 
 
 class Service:
@@ -953,6 +954,39 @@ def test_flush_waits_until_its_timeout_and_no_longer(box):
     assert box.flush(0.0) is False and box.flush(0.05) is False
     threading.Timer(0.05, lambda: box._forget([box._waiting[0]])).start()
     assert box.flush(60) is True
+
+
+def test_draining_goes_on_for_as_long_as_something_is_taken(box, monkeypatch):
+    put(box, 3)
+    asked = []
+
+    def flush(timeout):
+        asked.append(timeout)
+        if len(asked) < 3:
+            box._forget([box._waiting[0]])
+        return box._delivered
+
+    monkeypatch.setattr(box, "flush", flush)
+    assert box.drain(0.1) is False and asked == [0.1] * 3, "the third time nothing was taken"
+    asked.clear()
+    assert box.drain(0.1) is True and asked == [0.1]
+
+
+def test_a_service_that_is_there_again_is_not_said_to_be_away(box, service, monkeypatch):
+    """A long queue is sent in one turn, in which the error of the last turn would stand."""
+    monkeypatch.setattr(module, "GROUP_BYTES", 1)
+    put(box, 2)
+    service.raises = ServiceUnreachable("away")
+    with pytest.raises(ServiceUnreachable) as caught:
+        SEND_ALL(box)
+    box._loop._note(caught.value)
+    assert box.last_error == box.reason == "away"
+    service.raises, said, post = None, [], service.post
+    monkeypatch.setattr(
+        service, "post", lambda *a, **o: said.append(box.last_error) or post(*a, **o)
+    )
+    SEND_ALL(box)
+    assert said == ["away", ""] and box.pending == 0
 
 
 def test_flush_and_close_are_true_only_if_all_was_accepted(box, service):
