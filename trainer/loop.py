@@ -155,8 +155,8 @@ class Loop:
             **(self._limiter.metrics() if self._limiter is not None else {}),
         }
         # Rank 0: the losses of held-back trajectories, which change no state.
-        last = update == run.config.updates
-        if view.validation and (last or _due(validation_interval(self._schedule), update)):
+        due = _due(validation_interval(self._schedule), update) or update == run.config.updates
+        if due and view.validation:
             batches = [batch.to(run.learner.accelerator.device) for batch in view.validation]
             losses = run.learner.validate(batches)
             values |= {f"validation/{name}": loss for name, loss in losses.items()}
