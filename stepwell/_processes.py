@@ -1,11 +1,12 @@
-"""Child processes that run `stepwell` commands: a log each, and a lock that outlives the parent.
+"""Child processes of `run`, `compare`, `demo` and the launcher.
 
-A child holds its lock file open, so a job that survived its killed parent is recognised by the next
-one, which waits for it instead of starting it twice.
+Each has a log and a process group of its own. A child holds its lock file open, so one that
+survived its killed parent is recognised by the next parent, which does not start it twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stepwell._compat import OWN_GROUP
 from stepwell._locks import held_by, take_lock
@@ -30,6 +31,47 @@ MOST_REASON = 300
 """Characters of a reason: an environment may raise whole pages."""
 STOP_GRACE = 60.0
 """Seconds that a child may take to stop: a trainer writes a checkpoint and sends its metrics."""
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path | None,
+    lock: IO[str] | None = None,
+    shown: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a child process. Raises OSError, ValueError.
+
+    Its process group is its own, so that Ctrl-C reaches only the parent, which stops its children
+    in order. It has no session of its own: Linux gives each session an equal share of the machine
+    (autogroup), so that nice would mean nothing between them.
+
+    Args:
+        log: its output is appended to it, after `shown`; None for the parent's own output.
+        lock: a locked file that it holds open until it ends.
+    """
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
+        if output is not None:
+            output.write(f"$ {shlex.join(shown)}\n".encode())
+            output.flush()
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            pass_fds=() if lock is None else (lock.fileno(),),
+            **OWN_GROUP,
+        )
+
+
+def end_of_log(log: Path, most: int = 16_384) -> list[str]:
+    """The lines at the end of a log that are not blank, at most so many bytes. Raises OSError."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - most))
+        text = file.read().decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()]
 
 
 @dataclass
@@ -49,8 +91,7 @@ class Job:
         status = self.process.returncode
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
-        last = next((line for line in reversed(lines) if line), "")[:MOST_REASON]
+        last = next(reversed(end_of_log(self.log)), "").strip()[:MOST_REASON]
         if last.startswith("$ "):  # the command itself
             last = ""
         if status not in (1, 2) or not last:  # not one of a command that says why
@@ -59,9 +100,7 @@ class Job:
 
 
 class Processes:
-    """Starts `stepwell` commands in process groups of their own, so that Ctrl-C reaches only the
-    parent, which stops them in order. Not in sessions of their own: Linux gives each session an
-    equal share of the machine (autogroup), so that nice would mean nothing between them."""
+    """Starts `stepwell` commands with a log and a lock each, in one folder."""
 
     def __init__(self, folder: Path, variables: Mapping[str, str]):
         self.folder = folder
@@ -79,17 +118,13 @@ class Processes:
         """Start `stepwell WORDS`; its output is appended to the job's log."""
         path = self.folder / f"{name}.lock"
         lock = take_lock(path, lambda _: StepwellError(f"another process is at the job {name}"))
-        with lock, self.log(name).open("ab") as log:
-            log.write(f"$ {shlex.join(['stepwell', *words])}\n".encode())
-            log.flush()
-            process = subprocess.Popen(
+        with lock:
+            process = spawn(
                 [*STEPWELL, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
                 env=self.variables,
-                pass_fds=[lock.fileno()],
-                **OWN_GROUP,
+                log=self.log(name),
+                lock=lock,
+                shown=["stepwell", *words],
             )
         return Job(process, self.log(name), time.monotonic())
 

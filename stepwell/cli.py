@@ -51,13 +51,17 @@ GROUPS: dict[str, dict[str, Command]] = {
             "collector.main:evaluate", "score a published policy on fixed seeds", "collector"
         ),
         "estimate": Command(
-            "trainer.estimate:main", "value of a run's policies, without an environment", "trainer"
+            "trainer.offline_evaluation.estimate:main",
+            "value of a run's policies, without an environment",
+            "trainer",
         ),
         "reproduce": Command(
             "trainer.reproduce:main", "train a run again, and compare its curves", "trainer"
         ),
         "annotate": Command(
-            "trainer.annotate:main", "a critic's values of each step, beside the data", "trainer"
+            "trainer.offline_evaluation.annotate:main",
+            "a critic's values of each step, beside the data",
+            "trainer",
         ),
         "compare": Command(
             "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"

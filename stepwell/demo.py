@@ -11,17 +11,15 @@ import argparse
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from stepwell._compat import OWN_GROUP
 from stepwell._extras import modules_of, require
 from stepwell._ports import free_port
+from stepwell._processes import STEPWELL, Job, end_of_log, spawn, stop
 from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.commands import common
@@ -35,7 +33,7 @@ BUILTIN = {
     "Pendulum-v1": ("pendulum-stitch", "pendulum_stitch"),
     "LunarLanderContinuous-v3": ("lunarlander-noisy", "lunarlander_continuous"),
 }
-PROGRAMS = {"stepwell": (sys.executable, "-m", "stepwell.cli"), "python": (sys.executable,)}
+PROGRAMS = {"stepwell": STEPWELL, "python": (sys.executable,)}
 STOP_GRACE = 15.0
 SUMMARY = (
     "select partition, purpose, policy, count(*) as trajectories, sum(length) as steps, "
@@ -59,7 +57,7 @@ class Commands:
         logs.mkdir(parents=True, exist_ok=True)
         self.logs = logs
         self.env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, Job] = {}
         self.interrupted = False
 
     def interrupt(self) -> None:
@@ -72,36 +70,32 @@ class Commands:
 
     def start(self, *words: str) -> None:
         """Start a command in the background; its output is written to its log."""
-        with (self.logs / f"{words[1]}.log").open("wb") as log:
-            self._start(words[1], words, log.fileno())
+        self._start(words[1], words, self._log(words[1]))
 
-    def _start(self, name: str, words: tuple[str, ...], output: int | None) -> None:
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def _start(self, name: str, words: tuple[str, ...], log: Path | None) -> None:
         self.check()
         console = Console(highlight=False)
         console.print(f"\n$ {shlex.join(words)}", style="bold", markup=False, soft_wrap=True)
-        self.running[name] = subprocess.Popen(
-            [*PROGRAMS[words[0]], *words[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=self.env,
-            **OWN_GROUP,
-        )
+        command = [*PROGRAMS[words[0]], *words[1:]]
+        process = spawn(command, env=self.env, log=log, shown=words)
+        self.running[name] = Job(process, self._log(name), time.monotonic())
 
     def check(self) -> None:
         """Raises `DemoError` if a command has failed, KeyboardInterrupt after Ctrl-C."""
         if self.interrupted:
             raise KeyboardInterrupt
-        for name, process in self.running.items():
-            if process.poll() not in (None, 0):
-                log = self.logs / f"{name}.log"
-                tail = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
-                status = f"{name} ended with status {process.returncode}"
-                raise DemoError("\n".join([status, *(f"{log}: {line}" for line in tail)]))
+        for name, job in self.running.items():
+            if job.process.poll() not in (None, 0):
+                tail = end_of_log(job.log)[-15:] if job.log.exists() else []
+                status = f"{name} ended with status {job.process.returncode}"
+                raise DemoError("\n".join([status, *(f"{job.log}: {line}" for line in tail)]))
 
     def finish(self, name: str) -> None:
         """Wait until `name` has succeeded."""
-        while self.running[name].poll() is None:
+        while self.running[name].process.poll() is None:
             self.check()
             time.sleep(0.2)
         self.check()
@@ -110,12 +104,7 @@ class Commands:
     def stop_all(self) -> None:
         """Stop senders before receivers, and the service last."""
         for name in sorted(self.running, key=lambda name: name == "serve"):
-            process = self.running.pop(name)
-            process.terminate()
-            try:
-                process.wait(STOP_GRACE)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            stop([self.running.pop(name)], STOP_GRACE)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,9 +12,9 @@ from stepwell._exit_message import fail
 from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.errors import StepwellError
-from trainer.dataset_profile import read_profile
-from trainer.derived import apply_settings
-from trainer.derived_settings import derive_settings
+from trainer.derive.dataset_profile import read_profile
+from trainer.derive.derived import apply_settings
+from trainer.derive.rules import derive_settings
 from trainer.options import resolve
 from trainer.recipes import own_settings
 

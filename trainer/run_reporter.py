@@ -28,7 +28,7 @@ from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
 from trainer.config import TrainConfig
 from trainer.data.snapshot_views import SnapshotViews
-from trainer.derived import Derived
+from trainer.derive.derived import Derived
 from trainer.distributed import World, hardware, package_versions
 from trainer.errors import TrainerError
 from trainer.health import Alarm

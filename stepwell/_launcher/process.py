@@ -9,9 +9,7 @@ unrelated process with a reused pid for its own.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -20,9 +18,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from stepwell._compat import OWN_GROUP
+from stepwell._locks import held_by, take_lock
+from stepwell._processes import end_of_log, spawn
 
-TAIL_BYTES, TAIL_LINES = 16_384, 20
+TAIL_LINES = 20
 USAGE = 2
 
 
@@ -46,24 +45,14 @@ class LaunchedProcess(BaseModel):
 
     def start(self, prefix: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the process. Raises OSError if the machine cannot start it."""
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with self.log.open("ab") as log:
-                log.write(f"$ stepwell {shlex.join(self.command)}\n".encode())
-                log.flush()
-                self._process = subprocess.Popen(
-                    [*prefix, *self.command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=dict(env),
-                    pass_fds=(descriptor,),
-                    # Ctrl-C reaches only the launcher, which stops its processes.
-                    **OWN_GROUP,
-                )
-        finally:
-            os.close(descriptor)
+        with take_lock(self.lock, lambda _: BlockingIOError(f"{self.lock} is locked")) as lock:
+            self._process = spawn(
+                [*prefix, *self.command],
+                env=env,
+                log=self.log,
+                lock=lock,
+                shown=["stepwell", *self.command],
+            )
         self.pid, self.state = self._process.pid, "running"
 
     def poll(self) -> None:
@@ -101,14 +90,7 @@ class LaunchedProcess(BaseModel):
             pass
 
     def _locked(self) -> bool:
-        try:
-            with self.lock.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return False
+        return held_by(self.lock) is not None
 
     def _end(self) -> None:
         self.state = "ended"
@@ -128,12 +110,9 @@ class LaunchedProcess(BaseModel):
     def failure(self) -> str:
         """Human-readable reason of the failure: the end of its log."""
         try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
+            lines = end_of_log(self.log)
         except OSError as error:
             return f"{self.run}: its log cannot be read: {error}"
-        lines = [line for line in lines if line.strip()]
         if self.status == USAGE:
             started = max((i for i, line in enumerate(lines) if line.startswith("$ ")), default=-1)
             message = " ".join(lines[started + 1 :]) or "no message"

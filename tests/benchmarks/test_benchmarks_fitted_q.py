@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import fitted_q
-from trainer.estimate import RunEstimates
-from trainer.fitted_q import Estimate
+from trainer.offline_evaluation.estimate import RunEstimates
+from trainer.offline_evaluation.fitted_q import Estimate
 
 
 def test_scores_by_hand() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from amago_model.policy_file import load_agent, save_policy
 from stepwell import Box, Client, Discrete, EnvSpec, Trajectory
-from trainer import annotate as command
-from trainer.annotate import annotate, main
 from trainer.main import main as train
+from trainer.offline_evaluation import annotate as command
+from trainer.offline_evaluation.annotate import annotate, main
 
 SPEC = EnvSpec.of(Box((2,)), Discrete(2), env="Walk-v0", action_known=True)
 TINY = [

@@ -17,9 +17,9 @@ from stepwell._settings import flatten
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
-from trainer.dataset_profile import DatasetProfile, summarise
-from trainer.derived import apply_settings
-from trainer.derived_settings import derive_settings
+from trainer.derive.dataset_profile import DatasetProfile, summarise
+from trainer.derive.derived import apply_settings
+from trainer.derive.rules import derive_settings
 from trainer.main import main as train
 from trainer.recipes import RECIPES, own_settings, recipe
 from trainer.recommend import main as recommend

@@ -24,13 +24,13 @@ from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
-from trainer import dataset_profile
 from trainer.config import TrainConfig
 from trainer.data.snapshot import best_condition, sql_condition
-from trainer.dataset_profile import DatasetProfile, read_profile, summarise
-from trainer.derived import Derived, apply_settings
-from trainer.derived_rewards import SCALE
-from trainer.derived_settings import derive_settings
+from trainer.derive import dataset_profile
+from trainer.derive.dataset_profile import DatasetProfile, read_profile, summarise
+from trainer.derive.derived import Derived, apply_settings
+from trainer.derive.rewards import SCALE
+from trainer.derive.rules import derive_settings
 from trainer.errors import SettingError
 from trainer.main import main
 from trainer.options import resolve

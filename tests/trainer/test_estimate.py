@@ -13,14 +13,14 @@ from amago_model.data.batch import encode_action
 from amago_model.policy_file import load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory, TrajectoryMetadata
 from stepwell.errors import Gone
-from trainer import estimate as command
-from trainer import fitted_q
-from trainer import policy_transitions as policy_transitions_module
 from trainer.data.snapshot import LeaseKeeper
-from trainer.estimate import choose_best, main
-from trainer.fitted_q import Estimate
 from trainer.main import main as train
-from trainer.policy_transitions import open_run_data, policy_transitions
+from trainer.offline_evaluation import estimate as command
+from trainer.offline_evaluation import fitted_q
+from trainer.offline_evaluation import policy_transitions as policy_transitions_module
+from trainer.offline_evaluation.estimate import choose_best, main
+from trainer.offline_evaluation.fitted_q import Estimate
+from trainer.offline_evaluation.policy_transitions import open_run_data, policy_transitions
 
 SPEC = EnvSpec.of(Box((2,)), Discrete(2), env="Walk-v0")
 CONTINUOUS = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Walk-v0")

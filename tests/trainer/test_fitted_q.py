@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import fitted_q
-from trainer.fitted_q import Transitions, estimate_value
+from trainer.offline_evaluation import fitted_q
+from trainer.offline_evaluation.fitted_q import Transitions, estimate_value
 
 GAMMA = 0.9
 WIDE = (-1e6, 1e6)

@@ -19,8 +19,8 @@ from trainer.data.loader import Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import create_snapshot, load_manifest
-from trainer.derived import apply_settings
-from trainer.derived_settings import RETURN_SPREAD, derive_settings
+from trainer.derive.derived import apply_settings
+from trainer.derive.rules import RETURN_SPREAD, derive_settings
 from trainer.main import main
 from trainer.options import resolve
 from trainer.recipes import own_settings, recipe

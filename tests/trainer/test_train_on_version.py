@@ -8,7 +8,7 @@ from stepwell.errors import NotFound
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import DataConfig, RatioConfig, TrainConfig
 from trainer.data.snapshot import create_snapshot, sql_condition
-from trainer.dataset_profile import read_profile
+from trainer.derive.dataset_profile import read_profile
 from trainer.errors import SettingError
 from trainer.main import main, require_dataset
 

@@ -22,12 +22,12 @@ from stepwell._progress import CommandProgress
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.messages import MetricPoint, Policy, Run
-from trainer import policy_commands
 from trainer.errors import SettingError
+from trainer.offline_evaluation import policy_commands
 
 if TYPE_CHECKING:
-    from trainer.fitted_q import Estimate
-    from trainer.policy_transitions import RunData
+    from trainer.offline_evaluation.fitted_q import Estimate
+    from trainer.offline_evaluation.policy_transitions import RunData
 
 KEYS = ("estimate/return", "estimate/low", "estimate/high", "estimate/gamma", "estimate/steps")
 """Metrics of an estimate; their step is the version of the policy."""
@@ -135,8 +135,8 @@ def estimate_run(
     """
     from amago_model.policy_file import load_policy
     from trainer.data.snapshot import LeaseKeeper
-    from trainer.fitted_q import estimate_value
-    from trainer.policy_transitions import open_run_data, policy_transitions
+    from trainer.offline_evaluation.fitted_q import estimate_value
+    from trainer.offline_evaluation.policy_transitions import open_run_data, policy_transitions
 
     wanted = _policies(client, run, versions)
     gamma = _gamma(run) if gamma is None else gamma
@@ -208,7 +208,7 @@ def _gamma(run: Run) -> float:
 
 def _stored(client: Client, run: str, gamma: float, steps: int) -> dict[int, Estimate]:
     """The stored estimates with this discount, from as many steps."""
-    from trainer.fitted_q import Estimate
+    from trainer.offline_evaluation.fitted_q import Estimate
 
     series = client.metrics(run, KEYS, points=MAX_POINTS)
     columns: list[Mapping[int, float | None]] = [

@@ -19,9 +19,9 @@ from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
 from trainer.data.validation import FEWEST
-from trainer.dataset_profile import DatasetProfile
-from trainer.derived import Derived, is_free
-from trainer.derived_imitation import (
+from trainer.derive.dataset_profile import DatasetProfile
+from trainer.derive.derived import Derived, is_free
+from trainer.derive.imitation import (
     FILTER,
     LONG_STEPS,
     advantage_filter,
@@ -35,7 +35,7 @@ from trainer.derived_imitation import (
     is_small,
     why_late,
 )
-from trainer.derived_rewards import one_digit, outlier_warning, reward_settings
+from trainer.derive.rewards import one_digit, outlier_warning, reward_settings
 from trainer.errors import SettingError
 
 TRANSITIONS = 256

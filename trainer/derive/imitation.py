@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell._plural import pluralize
-from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
-from trainer.derived import Derived
+from trainer.derive.dataset_profile import BLOCK, COMPARED, DatasetProfile
+from trainer.derive.derived import Derived
 
 CONSISTENT = 0.25
 """Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from stepwell._plural import pluralize
 from trainer.data.returns import NEGLIGIBLE, Floats
-from trainer.dataset_profile import DatasetProfile, ReturnRange
-from trainer.derived import Derived
+from trainer.derive.dataset_profile import DatasetProfile, ReturnRange
+from trainer.derive.derived import Derived
 
 SCALE = 10.0
 """Spread of the discounted returns, in units of the multiplied reward. Critics start with outputs

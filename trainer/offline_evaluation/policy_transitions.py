@@ -41,7 +41,7 @@ from trainer.data.snapshot import (
 )
 from trainer.data.validation import validation_sampler
 from trainer.errors import SettingError
-from trainer.fitted_q import Transitions
+from trainer.offline_evaluation.fitted_q import Transitions
 
 TIMESTEPS = 16_384
 """Timesteps, with padding, of one forward pass; a longer trajectory has a pass of its own."""

@@ -21,13 +21,13 @@ from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import BadRequest
 from stepwell.messages import split_version
-from trainer import policy_commands
 from trainer.config import DataConfig, TrainConfig, default_cache
 from trainer.errors import SettingError
+from trainer.offline_evaluation import policy_commands
 
 if TYPE_CHECKING:
     from amago_model.agent import Agent
-    from trainer.policy_transitions import RunData
+    from trainer.offline_evaluation.policy_transitions import RunData
 
 STEPS_AT_ONCE = 50_000
 """Steps of one request; a longer trajectory has one of its own."""
@@ -118,7 +118,7 @@ def annotate(
     """
     from amago_model.policy_file import load_agent
     from trainer.data.snapshot import LeaseKeeper, create_snapshot
-    from trainer.policy_transitions import open_selection
+    from trainer.offline_evaluation.policy_transitions import open_selection
 
     run, _, which = policy.replace(":", "/", 1).partition("/")
     downloaded = client.download_policy(run, which or "latest")

@@ -1,0 +1,1 @@
+"""Settings derived from a dataset: its profile, and the rules that read it."""

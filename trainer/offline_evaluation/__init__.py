@@ -1,0 +1,1 @@
+"""Values of policies and trajectories from stored data, without an environment."""
