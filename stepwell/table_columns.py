@@ -1,6 +1,6 @@
 """Names of a table's columns. `python -m stepwell.table_columns FILE` prints those of a Parquet or
-Arrow file, of the first one in a zip, or of the arrays in an npz or HDF5 file, as JSON: in a process
-of its own, with little memory, because a file from elsewhere is not trusted."""
+Arrow file, of the first one in a zip, or of the arrays in an npz or HDF5, as JSON: in a process of
+its own, with little memory, because a file from elsewhere is not trusted."""
 
 from __future__ import annotations
 

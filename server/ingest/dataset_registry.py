@@ -73,7 +73,8 @@ def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec, w
         raise ProblemError(
             409,
             "dataset_exists",
-            f"dataset {body.name!r} already exists, with {'the same' if same else 'another'} layout",
+            f"dataset {body.name!r} already exists, with "
+            + ("the same layout" if same else "another layout"),
             expected="another name"
             + (", or exist_ok=True (--exist-ok) to use the dataset as it is" if same else ""),
         )
