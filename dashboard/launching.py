@@ -101,7 +101,7 @@ def clone(reference: str, where: str = "") -> Clone | None:
         return Clone(found.role, found.recipe, lambda _: args)
     if what == "run":
         run = api.run(name)
-        config = api.flat(run.config)
+        config = api.flatten(run.config)
         recipe = str(config.get("recipe", "")) if run.kind == "train" else ""
         return Clone(ROLES[run.kind], recipe, lambda s: programs.args_of_run(config, s))
     return None
