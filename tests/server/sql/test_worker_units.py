@@ -32,7 +32,7 @@ from server.sql import catalog, guard, query_tables, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream
-from stepwell._sql import quoted
+from stepwell._sql import literal, quoted
 
 LONG = 60.0
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -1365,7 +1365,7 @@ def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
 
 def test_quoting() -> None:
     assert quoted('a"b""') == '"a""b"""""'
-    assert query_tables._text("it's ''") == "'it''s '''''"
+    assert literal("it's ''") == "'it''s '''''"
     assert query_tables._stored("a'b/c") == "'stored://a''b/c'"
 
 
