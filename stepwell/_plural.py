@@ -7,3 +7,11 @@ def pluralize(number: int, one: str, many: str = "") -> str:
     """A number with its noun, such as "1 step" or "2,000 steps"; `many` is the plural if it is not
     `one` and an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time in a suitable unit, such as "80 s" or "3 h"."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
