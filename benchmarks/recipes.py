@@ -31,6 +31,7 @@ from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
 from benchmarks.report import RESULTS, ROOT, place, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
+from stepwell._plural import duration
 from stepwell._settings import override
 from trainer.config import TrainConfig
 from trainer.learner import Learner, make_accelerator
@@ -211,14 +212,6 @@ def stored() -> dict[str, Line]:
 
 
 # ------------------------------------------------------------------------------- docs/training.md
-
-
-def duration(seconds: float) -> str:
-    """An approximate duration in a suitable unit."""
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def table(lines: dict[str, Line]) -> str:

@@ -13,6 +13,7 @@ environment's spaces.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import Any, SupportsFloat, overload
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import Autoreset
 
@@ -140,6 +141,11 @@ def _name_of(env: Env | VectorEnv[Any, Any, Any]) -> str:
         spec = env.unwrapped.envs[0].spec
     if spec is not None:
         return spec.id
+    if isinstance(env.unwrapped, AsyncVectorEnv):
+        # By its text: a spec that cannot be pickled, such as one with a lambda, ends the workers.
+        named = re.search(r"<([^<>]+)>>", env.unwrapped.call("__str__")[0])
+        if named and named[1] in gymnasium.registry:
+            return named[1]
     name = type(env.unwrapped).__name__
     if isinstance(env, VectorEnv):
         warnings.warn(

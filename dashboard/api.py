@@ -29,6 +29,7 @@ from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ct
 
 from dashboard.frames import gif
 from stepwell import Client, doctor
+from stepwell._settings import flatten
 from stepwell.comparison import (
     NAMES_SQL,
     TABLE_SQL,
@@ -62,7 +63,10 @@ from stepwell.sql_result import SqlResult
 from stepwell.trajectory import Trajectory
 from stepwell.version_card import card as version_card
 
-__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized", "version_card"]
+__all__ = [
+    "ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized",
+    "bootstrap_mean_curve", "flatten", "version_card",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -288,23 +292,7 @@ def configs(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Name → its config, with one key per setting, such as "agent.gamma"."""
     # No metric has an empty key, so none is read.
     found = client().runs_page(names=names, keys=[""]).items if names else []
-    return {run.name: flat(run.config) for run in found}
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config with one key per setting. Lists and empty tables are values."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def mean_curve(curves: Any) -> tuple[Any, Any, Any]:
-    """Mean of curves [n, points], and the bounds of its 95 % interval over whole curves."""
-    return bootstrap_mean_curve(curves)
+    return {run.name: flatten(run.config) for run in found}
 
 
 SEED_NAMES = frozenset(NAMES)

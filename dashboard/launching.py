@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboard import api, programs
 from dashboard.programs import Args, Setting
+from stepwell._plural import duration
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.messages import Program, Worker
@@ -101,7 +102,7 @@ def clone(reference: str, where: str = "") -> Clone | None:
         return Clone(found.role, found.recipe, lambda _: args)
     if what == "run":
         run = api.run(name)
-        config = api.flat(run.config)
+        config = api.flatten(run.config)
         recipe = str(config.get("recipe", "")) if run.kind == "train" else ""
         return Clone(ROLES[run.kind], recipe, lambda s: programs.args_of_run(config, s))
     return None
@@ -168,7 +169,7 @@ def _training(recipe: str, args: Mapping[str, Any], found: FoundProgram) -> str:
     else:
         return "Time: not known before the first run of this recipe."
     work = f"{updates:,.0f} updates at {speed:,.3g}/s"
-    return f"About **{_duration(updates / speed)}**: {work}, {known}."
+    return f"About **{duration(updates / speed)}**: {work}, {known}."
 
 
 def _playing(role: str, args: Mapping[str, Any], found: FoundProgram) -> str:
@@ -183,9 +184,7 @@ def _playing(role: str, args: Mapping[str, Any], found: FoundProgram) -> str:
         return f"Time: not known before the first run that ends in {env or 'its environment'}."
     each = statistics.median(seconds for _, seconds in earlier)
     known = f"the median of {_runs(len(earlier))} in `{env}` on {where}, start included"
-    return (
-        f"About **{_duration(each * episodes)}**: {episodes:,} episodes at {each:.3g} s, {known}."
-    )
+    return f"About **{duration(each * episodes)}**: {episodes:,} episodes at {each:.3g} s, {known}."
 
 
 def _on_these(rows: list[Any], hosts: tuple[str, ...]) -> tuple[list[Any], str]:
@@ -198,10 +197,3 @@ def _on_these(rows: list[Any], hosts: tuple[str, ...]) -> tuple[list[Any], str]:
 
 def _runs(number: int) -> str:
     return "one earlier run" if number == 1 else f"the last {number} runs"
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(1.0, seconds):.0f} s"

@@ -15,3 +15,11 @@ def shown(names: Sequence[str], most: int = 60) -> str:
     """The first `most` names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(name[:80] for name in names[:most]) or "none") + more
+
+
+def duration(seconds: float) -> str:
+    """A time in a suitable unit, such as "80 s" or "3 h"."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from stepwell import manifest
 from stepwell._background import BackgroundLoop
@@ -46,6 +47,18 @@ Array = NDArray[Any]
 Arrays = dict[str, "Array | dict[str, Array]"]
 
 
+class Chosen(TypedDict, total=False):
+    """Arguments of a selection besides `dataset`."""
+
+    where: str | None
+    select: str | None
+    snapshot: str | None
+    include_eval: bool
+    url: str | None
+    token: str | None
+    folder: str | Path | None
+
+
 class Selection:
     """A frozen selection: one row per trajectory, and the arrays of each.
 
@@ -55,8 +68,8 @@ class Selection:
 
     def __init__(
         self,
-        *,
         dataset: str | None = None,
+        *,
         where: str | None = None,
         select: str | None = None,
         snapshot: str | None = None,

@@ -158,7 +158,7 @@ def override(config: S, changes: Mapping[str, Any]) -> S:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"agent": {"losses": {"gamma": .9}}} to {"agent.losses.gamma": .9}."""
+    """{"agent": {"losses": {"gamma": .9}}} to {"agent.losses.gamma": .9}, without empty tables."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`Client`: one method per endpoint of the service (docs/http.md), typed and safe to repeat.
+"""`Client`: the endpoints of the service (docs/http.md) as typed methods.
 
 from stepwell import Client
 
@@ -6,8 +6,8 @@ with Client("http://127.0.0.1:8000") as client:
     client.upload("hopper", "hopper-medium-v2.hdf5", env="Hopper-v5")
     print(client.sql("select count(*), avg(return) from trajectories").rows)
 
-health · datasets · versions · trajectories · uploads and jobs · SQL · snapshots and shards
-runs and metrics · policies · evaluations · videos · workers · launches · tokens
+health · datasets · versions · annotations · trajectories · uploads and jobs · SQL · snapshots and
+shards · runs and metrics · policies · evaluations · videos · workers · launches · tokens
 """
 
 from __future__ import annotations
@@ -246,13 +246,8 @@ class Client(Transport):
 
     def flush(self, name: str) -> messages.FlushResult:
         """Seal now: move all acknowledged trajectories into shards, so that they are in `steps`."""
-        return self.ask(
-            messages.FlushResult,
-            "POST",
-            route("datasets", name, "flush"),
-            idempotent=True,
-            timeout=max(self.timeout, 120.0),
-        )
+        where, seconds = route("datasets", name, "flush"), max(self.timeout, 120.0)
+        return self.ask(messages.FlushResult, "POST", where, idempotent=True, timeout=seconds)
 
     def report_samples(
         self,
@@ -881,12 +876,8 @@ class Client(Transport):
 
     def lease(self, snapshot_id: str, holder: str = "", ttl: float = 120.0) -> messages.Lease:
         """Prevent deletion of anything in the snapshot for the next `ttl` seconds."""
-        return self.ask(
-            messages.Lease,
-            "PUT",
-            route("snapshots", snapshot_id, "lease"),
-            body=request(messages.PutLease, holder=holder, ttl=ttl),
-        )
+        body = request(messages.PutLease, holder=holder, ttl=ttl)
+        return self.ask(messages.Lease, "PUT", route("snapshots", snapshot_id, "lease"), body=body)
 
     def release(self, snapshot_id: str, holder: str = "") -> None:
         """End a lease before it expires."""
@@ -1003,14 +994,9 @@ class Client(Transport):
         stored = 0
         for start in range(0, len(points), MAX_POINTS):
             body = request(messages.PostMetrics, points=points[start : start + MAX_POINTS])
-            accepted = self.ask(
-                messages.MetricsAccepted,
-                "POST",
-                route("runs", run, "metrics"),
-                body=body,
-                idempotent=True,
-            )
-            stored += accepted.stored
+            where = route("runs", run, "metrics")
+            kind = messages.MetricsAccepted
+            stored += self.ask(kind, "POST", where, body=body, idempotent=True).stored
         return stored
 
     def metrics(
@@ -1095,11 +1081,7 @@ class Client(Transport):
         )
         if response.status_code == 304:
             return None
-        promised, digest = etag_of(response), hashlib.sha256(response.content).hexdigest()
-        if promised != digest:
-            raise CodecError(
-                f"policy {run}/{which} arrived damaged", expected=promised or "an ETag", got=digest
-            )
+        digest = _digest_of(response, f"policy {run}/{which}")
         version = response.headers.get("X-Stepwell-Version", "")
         if not version.isdigit():
             raise CodecError(
@@ -1111,11 +1093,8 @@ class Client(Transport):
 
     def set_alias(self, run: str, alias: str, version: int) -> None:
         """Point `alias` (for instance "best") to a version. The service itself sets `latest`."""
-        self.call(
-            "PUT",
-            route("runs", run, "aliases", alias),
-            body=request(messages.PutAlias, version=version),
-        )
+        body = request(messages.PutAlias, version=version)
+        self.call("PUT", route("runs", run, "aliases", alias), body=body)
 
     # --- evaluations ------------------------------------------------------------------------
 
@@ -1167,13 +1146,7 @@ class Client(Transport):
         """
         path = route("evaluations", evaluation, "videos", int(seed))
         response = self.call("GET", path, accept="*/*")
-        promised, digest = etag_of(response), hashlib.sha256(response.content).hexdigest()
-        if promised != digest:
-            raise CodecError(
-                f"the video of seed {seed} of {evaluation} arrived damaged",
-                expected=promised or "an ETag",
-                got=digest,
-            )
+        _digest_of(response, f"the video of seed {seed} of {evaluation}")
         return response.content
 
     def delete_video(self, evaluation: str, seed: int) -> None:
@@ -1195,13 +1168,9 @@ class Client(Transport):
 
     def command(self, worker_id: str, command: str) -> Worker:
         """Send pause, resume, drain or stop. The worker receives it with its next heartbeat."""
-        return self.ask(
-            Worker,
-            "POST",
-            route("workers", worker_id, "command"),
-            body=request(messages.PostCommand, command=command),
-            idempotent=True,
-        )
+        body = request(messages.PostCommand, command=command)
+        where = route("workers", worker_id, "command")
+        return self.ask(Worker, "POST", where, body=body, idempotent=True)
 
     def put_program(self, launcher: str, role: str, program: messages.Program) -> None:
         """Say what a launcher's program of this role can be told."""
@@ -1322,6 +1291,14 @@ def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) 
 def etag_of(response: httpx2.Response) -> str:
     """Return the ETag without its quotes, or "" if there is none."""
     return str(response.headers.get("ETag", "")).removeprefix("W/").strip('"')
+
+
+def _digest_of(response: httpx2.Response, what: str) -> str:
+    """The sha256 of the body. Raises `CodecError` if it is not the ETag."""
+    promised, digest = etag_of(response), hashlib.sha256(response.content).hexdigest()
+    if promised != digest:
+        raise CodecError(f"{what} arrived damaged", expected=promised or "an ETag", got=digest)
+    return digest
 
 
 def _version_route(version: str) -> str:

@@ -28,7 +28,7 @@ from stepwell._compare.schedule import Chain, Recipe, Schedule, given_settings, 
 from stepwell._exit_message import PARTIAL
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
-from stepwell._plural import pluralize
+from stepwell._plural import duration, pluralize
 from stepwell._processes import Processes, read_train_config, stop
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -196,7 +196,7 @@ def announcement(schedule: Schedule, left: Sequence[Chain]) -> str:
         return f"{text}; how long they take is said after the first updates"
     seen = any(chain.rate for chain in schedule.chains)
     by = "at the speed of its runs so far" if seen else "at typical speeds (docs/training.md)"
-    return f"{text}: about {_duration(seconds)} {by}; --updates and --seeds make it shorter"
+    return f"{text}: about {duration(seconds)} {by}; --updates and --seeds make it shorter"
 
 
 def _try_environment(schedule: Schedule, *, again: bool) -> None:
@@ -246,7 +246,7 @@ def progress(schedule: Schedule) -> tuple[float, str]:
     times = schedule.evaluation_seconds
     evaluation = sum(times) / len(times) if times else 0.0
     left = seconds_left(chains, schedule.jobs, evaluation, schedule.every_policy)
-    return done / max(1, total), text + (f"; about {_duration(left)} left" if left else "")
+    return done / max(1, total), text + (f"; about {duration(left)} left" if left else "")
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def print_rows(rows: Sequence[Row], reference: str | None) -> None:
         "normalised": lambda row: None if row.normalised is None else round(row.normalised, 1),
         "episodes": lambda row: row.episodes or None,
         "updates": lambda row: row.updates,
-        "time": lambda row: None if row.seconds is None else _duration(row.seconds),
+        "time": lambda row: None if row.seconds is None else duration(row.seconds),
         "alarms": lambda row: len(row.alarms) or None,
         "failed": lambda row: len(row.problems) or None,
     }
@@ -354,14 +354,6 @@ def _range(interval: Interval | None) -> str | None:
 
 def _number(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """Names of a table's columns. `python -m stepwell.table_columns FILE` prints those of a Parquet or
-Arrow file, of the first one in a zip, or of the arrays in an npz, as JSON: in a process of its own,
-with little memory, because a file from elsewhere is not trusted."""
+Arrow file, of the first one in a zip, or of the arrays in an npz or HDF5, as JSON: in a process of
+its own, with little memory, because a file from elsewhere is not trusted."""
 
 from __future__ import annotations
 
 import json
 import sys
 import zipfile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ MEMORY, SECONDS = 2 << 30, 10
 MOST = 4096
 ARROW = (b"ARROW1", b"\xff\xff\xff\xff")
 """How a file and a stream of Arrow begin."""
+HDF5 = b"\x89HDF"
 
 
 def flattened(name: str, type_: pa.DataType, level: int = 0) -> list[tuple[str, pa.DataType]]:
@@ -36,8 +37,10 @@ def is_image(type_: pa.DataType) -> bool:
 
 
 def columns_of(path: str) -> list[str]:
-    """Raises what zipfile and pyarrow raise."""
+    """Raises what zipfile, pyarrow and h5py raise; ImportError for an HDF5 file without h5py."""
     with open(path, "rb") as file:
+        if file.read(len(HDF5)) == HDF5:
+            return _arrays(path)
         if not zipfile.is_zipfile(file):
             file.seek(0)
             return _columns(file)
@@ -49,6 +52,22 @@ def columns_of(path: str) -> list[str]:
                 return [n.removesuffix(".npy") for n in names if n.endswith(".npy")][:MOST]
             with archive.open(tables[0]) as member:
                 return _columns(member)  # type: ignore[arg-type]
+
+
+def _arrays(path: str) -> list[str]:
+    import h5py
+
+    found: list[str] = []
+
+    def visit(name: str, item: Any) -> bool | None:
+        # The importer reads `metadata/…` by itself.
+        if isinstance(item, h5py.Dataset) and not name.startswith("metadata/"):
+            found.append(name)
+        return len(found) == MOST or None  # anything but None ends it
+
+    with h5py.File(path, "r") as file:
+        file.visititems(visit)  # follows no link out of the file
+    return found
 
 
 def _columns(file: BinaryIO) -> list[str]:

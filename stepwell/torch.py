@@ -22,11 +22,11 @@ What both give, of T steps (docs/torch.md):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 try:
     import torch
@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
         "stepwell.torch needs torch: pip install 'stepwell[agent]'", name="torch"
     ) from None
 
-from stepwell._selection import Arrays, Selection
+from stepwell._selection import Arrays, Chosen, Selection
 from stepwell.errors import InvalidData
 
 __all__ = ["Trajectories", "Windows", "pad_trajectories"]
@@ -52,18 +52,7 @@ DRAWN_AT_ONCE = 1024
 class Trajectories(Dataset[Tensors]):
     """Each selected trajectory once: `len()` of them, [i] as tensors of its own length."""
 
-    def __init__(
-        self,
-        dataset: str | None = None,
-        *,
-        where: str | None = None,
-        select: str | None = None,
-        snapshot: str | None = None,
-        include_eval: bool = False,
-        url: str | None = None,
-        token: str | None = None,
-        folder: str | Path | None = None,
-    ):
+    def __init__(self, dataset: str | None = None, **chosen: Unpack[Chosen]):
         """Select, download what is not here yet, and check it.
 
         Args:
@@ -78,16 +67,7 @@ class Trajectories(Dataset[Tensors]):
         Raises `stepwell.errors.StepwellError`: `NotFound`, `BadRequest` for an empty selection or
         wrong SQL, `Gone`, `Unauthorized`, `ServiceUnreachable`.
         """
-        self._selected = Selection(
-            dataset=dataset,
-            where=where,
-            select=select,
-            snapshot=snapshot,
-            include_eval=include_eval,
-            url=url,
-            token=token,
-            folder=folder,
-        )
+        self._selected = Selection(dataset, **chosen)
         self.spec = self._selected.spec
         """The spaces of observations and actions."""
         self.snapshot = self._selected.snapshot
@@ -130,13 +110,7 @@ class Windows(IterableDataset[Tensors]):
         length: int,
         draw: Literal["steps", "trajectories"] = "steps",
         seed: int = 0,
-        where: str | None = None,
-        select: str | None = None,
-        snapshot: str | None = None,
-        include_eval: bool = False,
-        url: str | None = None,
-        token: str | None = None,
-        folder: str | Path | None = None,
+        **chosen: Unpack[Chosen],
     ):
         """Select, download what is not here yet, and check it.
 
@@ -155,16 +129,7 @@ class Windows(IterableDataset[Tensors]):
         if draw not in ("steps", "trajectories"):
             raise InvalidData("draw", expected="'steps' or 'trajectories'", got=repr(draw))
         self.length, self.draw, self.seed = length, draw, seed
-        self._selected = Selection(
-            dataset=dataset,
-            where=where,
-            select=select,
-            snapshot=snapshot,
-            include_eval=include_eval,
-            url=url,
-            token=token,
-            folder=folder,
-        )
+        self._selected = Selection(dataset, **chosen)
         self.spec = self._selected.spec
         """The spaces of observations and actions."""
         self.snapshot = self._selected.snapshot

@@ -20,7 +20,7 @@ from typing import Any
 
 from amago_model.agent import Agent
 from stepwell._files import cut_incomplete_line, remove_unfinished, whole_file
-from stepwell._plural import pluralize
+from stepwell._plural import duration, pluralize
 from stepwell.client import Client
 from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -365,14 +365,6 @@ class RunReporter:
             },
             "last_error": self.error or self.trouble,
         }
-
-
-def duration(seconds: float) -> str:
-    """A time span in its largest unit, such as "3 min"."""
-    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _open_outbox(home: Path, client: Client, run: str) -> Outbox:

@@ -23,7 +23,7 @@ def draw(runs: list[Any]) -> None:
             "Setting contains", key="config_search", bind="query-params", width=260
         )
         every = st.toggle("Equal settings too", key="config_all", bind="query-params")
-    configs = {run.name: api.flat(run.config) for run in runs}
+    configs = {run.name: api.flatten(run.config) for run in runs}
     keys = sorted({key for config in configs.values() for key in config})
     different = [key for key in differing(configs) if not key.startswith(PROVENANCE)]
     shown = keys if every else different
@@ -51,7 +51,7 @@ def differing(configs: dict[str, dict[str, Any]]) -> list[str]:
 
 def groups(runs: list[Any], by: str) -> dict[str, list[str]]:
     """Label → names of its runs, by one setting or by all but the seed."""
-    configs = {run.name: api.flat(run.config) for run in runs}
+    configs = {run.name: api.flatten(run.config) for run in runs}
     found: dict[str, list[str]] = {}
     if by != SEEDS:
         leaf = by.rsplit(".", 1)[-1]

@@ -42,7 +42,7 @@ def controls(runs: list[Any]) -> None:
     keys = sorted({key for run in runs for key in run.latest_steps})
     axes = [*AXES, *(key for key in keys if key.rsplit("/", 1)[-1] in COUNTS)]
     _known("x", axes)
-    configs = {run.name: api.flat(run.config) for run in runs}
+    configs = {run.name: api.flatten(run.config) for run in runs}
     settings = runs_config.differing(configs)
     by = [EACH, runs_config.SEEDS, *settings]
     _known("group", by)
@@ -320,5 +320,5 @@ def fold(lines: list[pd.DataFrame]) -> pd.DataFrame:
         order = one.sort_values("x")
         x, y = order["x"].to_numpy(float), order["value"].to_numpy(float)
         rows.append(np.interp(places, x, y))
-    mean, low, high = api.mean_curve(rows)
+    mean, low, high = api.bootstrap_mean_curve(rows)
     return pd.DataFrame({"x": places, "value": mean, "low": low, "high": high, "n": len(lines)})

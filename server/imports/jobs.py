@@ -19,9 +19,9 @@ import sqlalchemy as sa
 import structlog
 import uuid_utils
 
-from server.index.db import Database, first_rows, newest_first, write_audit
+from server.index.db import Database, first_rows, get_row, newest_first, write_audit
 from server.index.tables import jobs as table
-from server.problems import ProblemError, not_found
+from server.problems import ProblemError
 from server.rights import EVERYTHING, Access
 from stepwell.messages import Job, Page, Problem
 
@@ -105,9 +105,7 @@ class Jobs:
 
     def get(self, job_id: str, access: Access = EVERYTHING) -> Job:
         with self._db.read() as c:
-            row = c.execute(sa.select(table).where(table.c.id == job_id)).mappings().first()
-        if row is None:
-            raise not_found("job", job_id)
+            row = get_row(c, table, id=job_id)
         access.require(row["owner"], f"job {job_id}")
         return self._message(row)
 

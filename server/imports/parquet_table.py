@@ -26,6 +26,7 @@ from server.imports.arrow_file import ArrowFile, is_arrow
 from server.imports.column_map import shown
 from server.imports.episode_ids import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
+from stepwell._plural import pluralize
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
 PARTITION = re.compile(r"(?:^|/)([A-Za-z_]\w{0,63})=([^/]{0,256})(?=/)")
@@ -279,7 +280,7 @@ def as_numbers(column: str, array: pa.Array) -> Array:
             raise ImportRefused(
                 f"column {column[:100]} cannot be an array",
                 expected=f"no empty cells, ≤ {MAX_DIMENSIONS} dimensions",
-                got=pluralized(array.null_count),
+                got=pluralize(array.null_count, "empty cell"),
             )
         lengths = pc.min_max(pc.list_value_length(array)).as_py()
         if lengths["min"] != lengths["max"]:
@@ -294,7 +295,7 @@ def as_numbers(column: str, array: pa.Array) -> Array:
         raise ImportRefused(
             f"column {column[:100]} has no value in some rows",
             expected="a number in every row",
-            got=pluralized(array.null_count),
+            got=pluralize(array.null_count, "empty cell"),
         )
     if not (
         pa.types.is_boolean(array.type)
@@ -340,14 +341,10 @@ def image_bytes(column: str, array: pa.Array) -> list[bytes]:
         raise ImportRefused(
             f"column {column[:100]} has rows without an image",
             expected="the bytes of the image in the table",
-            got=pluralized(array.null_count),
+            got=pluralize(array.null_count, "empty cell"),
         )
     found: list[bytes] = array.to_pylist()
     return found
-
-
-def pluralized(count: int) -> str:
-    return f"{count} empty cell{'' if count == 1 else 's'}"
 
 
 def damaged(why: object) -> ImportRefused:

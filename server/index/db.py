@@ -268,6 +268,21 @@ def equal(table: sa.Table, **wanted: Any) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == value for name, value in wanted.items() if value is not None]
 
 
+def find_row(c: Connection, table: sa.Table, **key: Any) -> RowMapping | None:
+    """The row whose columns are `equal` to `key`."""
+    return c.execute(sa.select(table).where(*equal(table, **key))).mappings().first()
+
+
+def get_row(c: Connection, table: sa.Table, **key: Any) -> RowMapping:
+    """The same. Raises 404, which names the last value of `key`."""
+    row = find_row(c, table, **key)
+    if row is None:
+        from server.problems import not_found  # as in find_pk
+
+        raise not_found(table.name.removesuffix("s"), [*key.values()][-1])
+    return row
+
+
 def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Select[Any]:
     """Rows by descending `pk`, below `before`, whose columns are `equal` to `wanted`."""
     query = sa.select(table).where(*equal(table, **wanted)).order_by(table.c.pk.desc())

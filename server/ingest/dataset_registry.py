@@ -65,16 +65,18 @@ def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec, w
     Returns its key. Raises 409 if the name is taken.
     """
     taken = connection.execute(
-        sa.select(datasets.c.spec_digest).where(datasets.c.name == body.name)
+        sa.select(datasets.c.spec).where(datasets.c.name == body.name)
     ).scalar()
     if taken is not None:
+        known = EnvSpec.from_json(taken)
+        same = known.digest == spec.digest and known.other_names(spec) is None
         raise ProblemError(
             409,
             "dataset_exists",
-            f"dataset {body.name!r} already exists"
-            + (", with the same layout" if taken == spec.digest else ", with another layout"),
-            expected=f"a layout with digest {taken}, or another name",
-            got=spec.digest,
+            f"dataset {body.name!r} already exists, with "
+            + ("the same layout" if same else "another layout"),
+            expected="another name"
+            + (", or exist_ok=True (--exist-ok) to use the dataset as it is" if same else ""),
         )
     refuse_if_lost(connection, datasets, body.name)
     pk = next_dataset_pk(connection)

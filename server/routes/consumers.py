@@ -19,7 +19,15 @@ from fastapi import APIRouter, Path
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database, count_audit, find_pk, first_rows, write_audit
+from server.index.db import (
+    Database,
+    count_audit,
+    find_pk,
+    find_row,
+    first_rows,
+    get_row,
+    write_audit,
+)
 from server.index.tables import consumers, datasets
 from server.problems import ProblemError, not_found
 from server.service import Caller, Limit, ServiceDep
@@ -40,7 +48,7 @@ def put_consumer(
     """Report samples, or register; 404 if it is not registered and the body has no ratio."""
     with service.db.write() as c:
         pk = find_pk(c, datasets, name)
-        row = _row(c, pk, consumer)
+        row = find_row(c, consumers, dataset_pk=pk, name=consumer)
         if row is None and body.ratio is None:
             raise not_found("consumer", consumer)
         values: dict[str, Any] = {"samples": body.samples, **_seen(service.db)}
@@ -57,7 +65,8 @@ def put_consumer(
             c.execute(sa.insert(consumers).values(**fixed, **values))
         else:
             _update(c, row, values)
-        return _message(c, service.db, name, _known(c, pk, consumer))
+        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
+        return _message(c, service.db, name, row)
 
 
 @router.patch("/{consumer}")
@@ -67,7 +76,7 @@ def patch_consumer(
     """Change the ratio from here on, while both sides run."""
     with service.db.write() as c:
         pk = find_pk(c, datasets, name)
-        row = _known(c, pk, consumer)
+        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
         changes = body.model_dump(exclude_none=True)
         try:
             ratio = SampleRatio(**{**_ratio(row).model_dump(), **changes})
@@ -83,7 +92,8 @@ def patch_consumer(
         if ratio != _ratio(row):
             _update(c, row, _begin(c, pk, ratio, row["samples"]))
             _note_ratio(c, caller, name, consumer, ratio)
-        return _message(c, service.db, name, _known(c, pk, consumer))
+        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
+        return _message(c, service.db, name, row)
 
 
 @router.get("")
@@ -107,7 +117,7 @@ def delete_consumer(service: ServiceDep, name: str, consumer: ConsumerName, call
     c_ = consumers.c
     with service.db.write() as c:
         pk = find_pk(c, datasets, name)
-        _known(c, pk, consumer)
+        get_row(c, consumers, dataset_pk=pk, name=consumer)
         c.execute(sa.delete(consumers).where(c_.dataset_pk == pk, c_.name == consumer))
         write_audit(c, caller, "consumer.delete", f"{name}/{consumer}")
 
@@ -136,19 +146,6 @@ def _update(c: Connection, row: RowMapping, values: dict[str, Any]) -> None:
     c_ = consumers.c
     mine = (c_.dataset_pk == row["dataset_pk"], c_.name == row["name"])
     c.execute(sa.update(consumers).where(*mine).values(**values))
-
-
-def _row(c: Connection, dataset_pk: int, consumer: str) -> RowMapping | None:
-    c_ = consumers.c
-    query = sa.select(consumers).where(c_.dataset_pk == dataset_pk, c_.name == consumer)
-    return c.execute(query).mappings().first()
-
-
-def _known(c: Connection, dataset_pk: int, consumer: str) -> RowMapping:
-    row = _row(c, dataset_pk, consumer)
-    if row is None:
-        raise not_found("consumer", consumer)
-    return row
 
 
 def _ratio(row: RowMapping) -> SampleRatio:

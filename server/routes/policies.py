@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from server.checksums import Source
-from server.index.db import find_pk, first_rows, write_audit
+from server.index.db import find_pk, find_row, first_rows, get_row, write_audit
 from server.index.lost_rows import refuse_if_lost
 from server.index.tables import policies, policy_aliases, runs
 from server.maintenance.described_files import policy_description
@@ -123,7 +123,7 @@ def _insert(
             422, "invalid_policy", "the body is empty", expected="the bytes of a policy file"
         )
     run_pk = find_pk(c, runs, run)
-    found = _row(c, run_pk, version)
+    found = find_row(c, policies, run_pk=run_pk, version=version)
     if found is not None and found["sha256"] != stored.sha256:
         raise ProblemError(
             409,
@@ -151,8 +151,7 @@ def _insert(
         )
         about = {"sha256": stored.sha256, "bytes": stored.bytes}
         write_audit(c, who, "policy.publish", f"{run}/{version}", **about)
-    row = _row(c, run_pk, version)
-    assert row is not None, "just written in this transaction"
+    row = get_row(c, policies, run_pk=run_pk, version=version)
     return row["pk"], _policies(c, run, run_pk, [row])[0], found is None
 
 
@@ -229,7 +228,7 @@ def put_alias(
         )
     with service.db.write() as c:
         run_pk = find_pk(c, runs, name)
-        row = _row(c, run_pk, body.version)
+        row = find_row(c, policies, run_pk=run_pk, version=body.version)
         if row is None:
             raise _absent(c, name, run_pk, str(body.version))
         where = sa.and_(policy_aliases.c.run_pk == run_pk, policy_aliases.c.alias == alias)
@@ -241,8 +240,9 @@ def put_alias(
 
 def _which(c: Connection, run_pk: int, which: str) -> RowMapping | None:
     if which.isascii() and which.isdecimal():
-        # Longer than any stored version: Python limits the length of integers that it parses.
-        return _row(c, run_pk, int(which)) if len(which) <= len(str(MAX_NUMBER)) else None
+        if len(which) > len(str(MAX_NUMBER)):  # Python limits the length of what it parses
+            return None
+        return find_row(c, policies, run_pk=run_pk, version=int(which))
     query = sa.select(policies).where(policies.c.run_pk == run_pk)
     if which == LATEST:
         query = query.order_by(policies.c.version.desc()).limit(1)
@@ -250,11 +250,6 @@ def _which(c: Connection, run_pk: int, which: str) -> RowMapping | None:
         query = query.join(policy_aliases, policy_aliases.c.policy_pk == policies.c.pk).where(
             policy_aliases.c.run_pk == run_pk, policy_aliases.c.alias == which
         )
-    return c.execute(query).mappings().first()
-
-
-def _row(c: Connection, run_pk: int, version: int) -> RowMapping | None:
-    query = sa.select(policies).where(policies.c.run_pk == run_pk, policies.c.version == version)
     return c.execute(query).mappings().first()
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import run_conditions
-from server.index.db import count_audit, equal, find_pk, first_rows, write_audit
+from server.index.db import count_audit, equal, find_pk, find_row, first_rows, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.lost_rows import refuse_if_lost
 from server.index.tables import metrics, policies, policy_aliases, runs
@@ -77,7 +77,7 @@ def create_run(service: ServiceDep, body: CreateRun, response: Response, access:
     if body.kind == "train" and not access.every:
         raise _no_trainer(access)
     with service.db.write() as c:
-        found = c.execute(sa.select(runs).where(runs.c.name == body.name)).mappings().first()
+        found = find_row(c, runs, name=body.name)
         if found is not None:
             _resume(c, found, body, now, access)
             response.status_code = 200

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter
 from sqlalchemy.engine import Connection
 
-from server.index.db import first_rows, newest_first, write_audit
+from server.index.db import find_row, first_rows, newest_first, write_audit
 from server.index.lost_rows import refuse_if_lost
 from server.index.tables import saved_queries
 from server.problems import not_found
@@ -42,16 +42,17 @@ def save_query(service: ServiceDep, name: Name, body: SaveQuery, access: AccessD
     """Save a query, or replace the one of that name, which only its owner or an admin may."""
     now = service.db.clock.wall()
     values = {**body.model_dump(), "updated_at": now}
-    q = saved_queries.c
     with service.db.write() as connection:
-        old = connection.execute(sa.select(saved_queries).where(q.name == name)).mappings().first()
+        old = find_row(connection, saved_queries, name=name)
         if old is None:
             refuse_if_lost(connection, saved_queries, name)
             made = {"name": name, "owner": access.who, "created_at": now}
             connection.execute(sa.insert(saved_queries).values(**values, **made))
         else:
             access.require(old["owner"], f"the query {name!r}")
-            connection.execute(sa.update(saved_queries).where(q.name == name).values(**values))
+            connection.execute(
+                sa.update(saved_queries).where(saved_queries.c.name == name).values(**values)
+            )
         write_audit(connection, access.who, "saved_query.save", name)
         return SavedQuery.model_validate(dict(_row(connection, name)))
 
@@ -68,8 +69,7 @@ def delete_saved_query(service: ServiceDep, name: Name, access: AccessDep) -> No
 
 def _row(connection: Connection, name: str) -> Any:
     """Raises 404."""
-    found = connection.execute(sa.select(saved_queries).where(saved_queries.c.name == name))
-    row = found.mappings().first()
+    row = find_row(connection, saved_queries, name=name)
     if row is None:
         known = connection.execute(sa.select(saved_queries.c.name)).scalars()
         raise not_found("saved query", name, known)

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from server.checksums import Source
-from server.index.db import first_rows, write_audit
+from server.index.db import find_row, first_rows, get_row, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import evaluations, videos
 from server.maintenance.described_files import video_description
@@ -141,7 +141,7 @@ def _insert(
 ) -> tuple[int, Video, bool]:
     """(pk, video, whether it is new)"""
     pk = _evaluation(c, evaluation_id, access)["pk"]
-    found = _row(c, pk, seed)
+    found = find_row(c, videos, evaluation_pk=pk, seed=seed)
     content = {"sha256": stored.sha256, **episode}
     if found is not None and any(found[name] != value for name, value in content.items()):
         raise ProblemError(
@@ -166,8 +166,7 @@ def _insert(
             )
         )
         write_audit(c, access.who, "video.create", f"{evaluation_id}/{seed}", bytes=stored.bytes)
-    row = _row(c, pk, seed)
-    assert row is not None, "just written in this transaction"
+    row = get_row(c, videos, evaluation_pk=pk, seed=seed)
     return row["pk"], Video(evaluation=evaluation_id, **row), found is None
 
 
@@ -247,15 +246,10 @@ def _evaluation(c: Connection, evaluation_id: str, access: Access) -> RowMapping
     return row
 
 
-def _row(c: Connection, evaluation_pk: int, seed: int) -> RowMapping | None:
-    v = videos.c
-    query = sa.select(videos).where(v.evaluation_pk == evaluation_pk, v.seed == seed)
-    return c.execute(query).mappings().first()
-
-
 def _existing(c: Connection, evaluation_id: str, seed: int, access: Access) -> RowMapping:
     """Raises 404, 403."""
-    row = _row(c, _evaluation(c, evaluation_id, access)["pk"], seed)
+    pk = _evaluation(c, evaluation_id, access)["pk"]
+    row = find_row(c, videos, evaluation_pk=pk, seed=seed)
     if row is None:
         raise ProblemError(
             404,

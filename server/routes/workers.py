@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import SERVICE, count_audit, equal, first_rows, write_audit
+from server.index.db import SERVICE, count_audit, equal, find_row, first_rows, get_row, write_audit
 from server.index.tables import programs, workers
 from server.problems import ProblemError, not_found
 from server.rights import Access
@@ -58,7 +58,7 @@ def put_worker(
     given: dict[str, Any] = body.model_dump()
     given["counters"] = {k: v for k, v in body.counters.items() if math.isfinite(v)}
     with service.db.write() as c:
-        row = _row(c, worker_id)
+        row = find_row(c, workers, id=worker_id)
         _refuse_foreign(c, row, worker_id, body, access)
         count_audit(c, access.who, "worker.heartbeat", worker_id)
         # Whoever takes a worker over, as `train` may, has it from then on.
@@ -75,7 +75,7 @@ def put_worker(
                 given |= _command_after(row, body.state)
             given["heartbeat_at"] = now
             c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
-        return _worker(_known(c, worker_id), now)
+        return _worker(get_row(c, workers, id=worker_id), now)
 
 
 def _refuse_foreign(
@@ -122,7 +122,7 @@ def post_command(
     """Command a worker to pause, resume, drain or stop; the next heartbeat response carries it."""
     now, what = time.time(), body.command
     with service.db.write() as c:
-        row = _known(c, worker_id)
+        row = get_row(c, workers, id=worker_id)
         if row["state"] in ENDED and what != "none":
             raise ProblemError(
                 409,
@@ -135,7 +135,7 @@ def post_command(
             sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
         )
         write_audit(c, caller, "worker.command", worker_id, command=what)
-        return _worker(_known(c, worker_id), now)
+        return _worker(get_row(c, workers, id=worker_id), now)
 
 
 @router.get("")
@@ -166,7 +166,7 @@ def put_program(
     """A launcher says what its program of this role can be told; the newest replaces the others."""
     document = body.model_dump_json()
     with service.db.write() as c:
-        _known(c, worker_id)
+        get_row(c, workers, id=worker_id)
         c.execute(sa.delete(programs).where(_is_program(worker_id, role)))
         c.execute(
             sa.insert(programs).values(
@@ -196,17 +196,6 @@ def _forget(c: Connection, now: float) -> None:
     if gone := c.execute(old).rowcount:
         count_audit(c, SERVICE, "worker.forget", "workers", workers=gone)
     c.execute(sa.delete(programs).where(programs.c.worker_id.not_in(sa.select(workers.c.id))))
-
-
-def _row(c: Connection, worker_id: str) -> RowMapping | None:
-    return c.execute(sa.select(workers).where(workers.c.id == worker_id)).mappings().first()
-
-
-def _known(c: Connection, worker_id: str) -> RowMapping:
-    row = _row(c, worker_id)
-    if row is None:
-        raise not_found("worker", worker_id)
-    return row
 
 
 def _worker(row: RowMapping, now: float) -> Worker:

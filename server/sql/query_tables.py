@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell._sql import quoted
+from stepwell._sql import literal, quoted
 
 RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
 """Schema names that DuckDB reserves: for such a dataset set `dataset` in the request."""
@@ -163,7 +163,7 @@ def _common_columns(catalog: dict[str, Any]) -> list[tuple[str, str]]:
 
 def where_dataset(only: str | None) -> str:
     """Restricts a selection for one dataset to that dataset's trajectories."""
-    return f" WHERE dataset = {_text(only)}" if only else ""
+    return f" WHERE dataset = {literal(only)}" if only else ""
 
 
 def _empty(columns: list[Any]) -> str:
@@ -172,8 +172,4 @@ def _empty(columns: list[Any]) -> str:
 
 
 def _stored(file: str) -> str:
-    return _text(f"stored://{file}")  # equals `_file` of a trajectory
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return literal(f"stored://{file}")  # equals `_file` of a trajectory

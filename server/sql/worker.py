@@ -151,6 +151,14 @@ def _answer(
         return _refusal("sql_not_allowed", _clean(error)), b""
     except duckdb.InterruptException:
         return _refusal("query_timeout", "stopped at its deadline"), b""
+    except duckdb.CatalogException as error:
+        detail = _clean(error)
+        if "Table with name" not in detail:
+            return _refusal("sql_error", detail), b""
+        # DuckDB suggests tables of its own: of ours it knows only those that the query names.
+        tables = ", ".join(sorted({*catalog["tables"], "steps"}))
+        detail = detail.partition("\nDid you mean")[0]
+        return _refusal("sql_error", detail, f'one of {tables}, "DATASET".steps'), b""
     except (duckdb.Error, RuntimeError, OverflowError, ValueError, OSError) as error:
         # Arrow streams convert DuckDB's errors to OSError.
         if "INTERRUPT" in str(error):

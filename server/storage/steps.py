@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -161,17 +161,6 @@ def arrow_parts(steps: Steps) -> Iterator[bytes | memoryview]:
             yield from _bits(steps, part)
         else:
             yield from _values(steps, part)
-
-
-def arrow_size(layout: Sequence[bytes | pa.Field], rows: int) -> int:
-    return sum(
-        len(part)
-        if isinstance(part, bytes)
-        else -(-rows // 8)
-        if pa.types.is_boolean(part.type)
-        else rows * value_bytes(part)
-        for part in layout
-    )
 
 
 def arrow_layout(steps: Steps) -> list[bytes | pa.Field]:

@@ -42,7 +42,9 @@ WRITERS: dict[str, Write] = {
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("export", ABOUT, EXAMPLES)
-    parser.add_argument("dataset")
+    words = sys.argv[1:] if argv is None else argv
+    option = any(word.partition("=")[0] == "--dataset" for word in words)
+    parser.add_argument("--dataset" if option else "dataset", metavar="DATASET[@VERSION]")
     parser.add_argument(
         "out", type=Path, help="file (npz, d4rl) or folder (parquet, minari, lerobot)"
     )

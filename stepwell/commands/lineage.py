@@ -22,8 +22,8 @@ What a dataset, run, policy or trajectory was made from, and what was made from 
 A run learns from datasets and publishes policies; policies play trajectories into datasets."""
 EXAMPLES = """\
   stepwell lineage hopper
-  stepwell lineage run:first
-  stepwell lineage first/500
+  stepwell lineage first:500
+  stepwell lineage --run first
   stepwell lineage 0198c0de-…
   stepwell lineage first --trajectories seen.parquet
   stepwell lineage hopper --dot | dot -Tsvg > hopper.svg"""
@@ -31,21 +31,25 @@ EXAMPLES = """\
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser("lineage", ABOUT, EXAMPLES)
-    parser.add_argument(
-        "name", help="a dataset or a run (run:NAME if both have the name), RUN/VERSION, or an id"
-    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", nargs="?", help="a dataset, run, RUN:VERSION or id of a trajectory")
+    what.add_argument("--dataset", metavar="NAME", help="where a run has the name, too")
+    what.add_argument("--run", metavar="NAME", help="where a dataset has the name, too")
+    what.add_argument("--policy", metavar="RUN:VERSION")
     parser.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
     parser.add_argument("--trajectories", type=Path, metavar="FILE",
         help="of a run: write all trajectories of its snapshots, as .parquet or .csv")  # fmt: skip
     common.add_connection(parser)
     args = parser.parse_args(argv)
+    given = args.name or args.dataset or args.run or args.policy
+    name = ("dataset:" if args.dataset else "run:" if args.run else "") + given
     with common.connect(args) as client:
         if args.trajectories is not None:
-            return _write_trajectories(client, args.name.removeprefix("run:"), args.trajectories)
+            return _write_trajectories(client, given.removeprefix("run:"), args.trajectories)
         whole = read_lineage(client)
-        key = _key(whole, args.name)
+        key = _key(whole, name)
         if key is None:
-            info = _trajectory(client, args.name)
+            info = _trajectory(client, name)
             if not (args.dot or args.json):
                 made = info.policy or info.collector or info.source or "unknown"
                 print(f"trajectory {info.id} of {info.dataset}, made by {common.printable(made)}")
@@ -73,7 +77,7 @@ def _write_trajectories(client: Client, name: str, path: Path) -> int:
     if path.suffix not in writers:
         raise InvalidData("--trajectories", expected="a .parquet or .csv file", got=str(path))
     # A policy's run, too; what came after the policy is among them.
-    table = learned_from(client, name.partition("/")[0])
+    table = learned_from(client, name.replace(":", "/").partition("/")[0])
     with whole_file(path) as file:
         writers[path.suffix](table, file)
     print(f"{pluralize(len(table), 'trajectory', 'trajectories')} → {path}")
@@ -85,13 +89,15 @@ def _trajectory(client: Client, name: str) -> TrajectoryInfo:
         return client.trajectory(name)
     except NotFound:
         raise InvalidData(
-            "lineage", expected="a dataset, run, RUN/VERSION or id of a trajectory", got=name
+            "lineage", expected="a dataset, run, RUN:VERSION or id of a trajectory", got=name
         ) from None
 
 
 def _key(whole: Lineage, name: str) -> str | None:
-    run = name.rpartition("/")[0]
-    keys = [name, f"dataset:{name}", f"run:{name}", *([f"run:{run}"] if run else [])]
+    if name in whole.nodes:
+        return name
+    run = name.replace(":", "/").rpartition("/")[0]
+    keys = (f"dataset:{name}", f"run:{name}", f"run:{run}")
     known = [key for key in keys if key in whole.nodes]
     if len(known) > 1:
         raise InvalidData(

@@ -1,4 +1,4 @@
-"""`stepwell sql`: one SELECT, answered as a table, JSON, CSV or an Arrow file."""
+"""`stepwell sql`: one SELECT, answered as a table, JSON, CSV or an Arrow file; saved queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stepwell tokens`: create, list and revoke them; `stepwell tokens audit`: who did what."""
+"""`stepwell tokens`: create, list, set (quotas), revoke, and audit: who did what."""
 
 from __future__ import annotations
 

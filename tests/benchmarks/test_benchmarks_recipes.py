@@ -11,7 +11,6 @@ from benchmarks.recipes import (
     PAGE,
     SPACES,
     USUAL,
-    duration,
     made_up,
     measure,
     spaces_for,
@@ -77,14 +76,6 @@ def test_the_table_has_a_row_for_every_recipe_measured_or_not():
     assert list(rows) == list(RECIPES)
     assert rows["offline"] == "6,000 | 41.3 | 2 h | 1.2 GB | not measured | not measured"
     assert rows["tmaze"].startswith("1,500 | not measured")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(45, "45 s"), (90, "2 min"), (3700, "62 min"), (36_000, "10 h"), (400_000, "5 days")],
-)
-def test_durations_are_said_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_the_docs_show_the_last_result_for_every_recipe(tmp_path):

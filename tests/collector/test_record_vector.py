@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers import TransformReward
 
 from collector.record import record
 from stepwell import Client, InvalidTrajectory
@@ -212,6 +213,25 @@ def test_episodes_have_the_name_of_the_environments_inside(
     assert {info.env for info in found} == {"CartPole-v1"}
     assert client.spec(name).env == "CartPole-v1"
     assert {info.seed for info in found} <= {2**63 - 1, None}
+
+
+def half_rewards() -> gymnasium.Env:
+    """An environment whose spec cannot be pickled."""
+    return TransformReward(gymnasium.make("CartPole-v1"), lambda reward: reward / 2)
+
+
+def test_environments_in_other_processes_say_their_id(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    env = record(AsyncVectorEnv([half_rewards] * 2), name, client, outbox=tmp_path)
+    env.reset()
+    env.step(env.action_space.sample())
+    env.close()
+    assert client.spec(name).env == "CartPole-v1"
+    own = AsyncVectorEnv([partial(OneBuffer, True)] * 2)
+    with pytest.warns(UserWarning, match="those of 'AsyncVectorEnv', because"):
+        env = record(own, f"{name}-own", client, outbox=tmp_path / "own")
+    env.close()
 
 
 @pytest.mark.parametrize("actions", [np.zeros(1, np.int64), np.zeros(3, np.int64)])

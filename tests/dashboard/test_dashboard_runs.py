@@ -346,7 +346,7 @@ def test_runs_of_one_experiment_differ_in_seed_and_names_only() -> None:
             self.name, self.config = name, config
 
     runs = [
-        Run("a", seed=0, agent={"lr": 1, "on": True}, run="a"),
+        Run("a", seed=0, agent={"lr": 1, "on": True}, run="a", none={}),
         Run("b", seed=1, agent={"lr": 1, "on": True}, run="b"),
         Run("c", seed=0, agent={"lr": 1}),
         Run("d"),

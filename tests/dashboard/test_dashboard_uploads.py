@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import h5py
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -187,6 +188,14 @@ def test_a_table_is_mapped_by_its_own_columns(
     (obs,) = played.obs.values()
     assert np.array_equal(obs[:, 1], 2 * obs[:, 0])  # y, then x
     assert set(played.rewards) == {2.0} and list(played.infos) == ["speed"]
+
+
+def test_arrays_of_an_hdf5_file_are_listed(service, name: str, page: Page) -> None:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as arrays:
+        arrays["robot/pose"], arrays["push"] = np.zeros((STEPS, 2)), np.zeros(STEPS)
+    drawn = chosen(page, service.url, name, "plays.hdf5", file.getvalue())
+    assert drawn.multiselect(key="upload_role_observation_0").options == ["push", "robot/pose"]
 
 
 def test_a_role_without_a_column_is_not_guessed(

@@ -352,6 +352,10 @@ def test_a_selection_is_exported(client, run, tmp_path, capsys):
         return found
 
     assert ids() == {t.id for t in made[:4]}
+    for words in (["--dataset", "chosen", "out"], ["out", "--dataset=chosen"]):
+        words[words.index("out")] = tmp_path / "out"
+        assert run("export", "--format", "parquet", *words) == 0
+        shutil.rmtree(tmp_path / "out")
     assert ids("--purpose", "all") == {t.id for t in made}
     assert ids("--purpose", "eval", "--where", "length > 4 -- or more") == {t.id for t in made[6:]}
     for words in (["--where", "length >"], ["--where", "length > 99"], ["--purpose", "evil"]):

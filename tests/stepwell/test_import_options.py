@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import h5py
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -73,5 +74,11 @@ def test_columns_of_files(tmp_path: Path, table: pa.Table) -> None:
         archive.writestr("README.md", "plays")
         archive.write(paths[0], "data/train-00000-of-00001.parquet")
     assert [columns_of(str(path)) for path in paths] == [expected] * 4
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file.create_dataset("obs/pos", data=[1.0])
+        file.create_dataset("rewards", data=[1.0])
+        file.create_dataset("metadata/ends", data=[1])
+        file["elsewhere"] = h5py.ExternalLink("b.hdf5", "/x")
+    assert columns_of(str(tmp_path / "a.hdf5")) == ["obs/pos", "rewards"]
     line = [sys.executable, "-m", "stepwell.table_columns", str(paths[0])]
     assert json.loads(subprocess.run(line, capture_output=True, check=True).stdout) == expected

@@ -129,14 +129,24 @@ def test_the_command_takes_any_name(client: Client, service, family: str, capsys
         return capsys.readouterr().out
 
     (played,) = client.trajectories(f"{family}-new").items
-    for name in (f"{family}-new", f"{family}-a/3", f"run:{family}-b", played.id):
+    a = f"{family}-a"
+    words = (f"{family}-new", f"{a}/3", f"{a}:3", f"{a}:latest", f"run:{family}-b", played.id)
+    for name in words:
         assert f"dataset {family}-old" in ask(name)
+    for option, name in (("dataset", f"{family}-new"), ("run", a), ("policy", f"{a}:3")):
+        assert f"dataset {family}-old" in ask(f"--{option}", name)
+    for option in ("--dataset", "--run"):
+        client.create_dataset(a, SPEC, exist_ok=True)
+        assert (ask(option, a) == f"dataset:{a}: nothing else is known\n") is (option != "--run")
+    assert main(["lineage", a, "--url", service.url]) == 2
+    assert f"expected dataset:{a} or run:{a}" in capsys.readouterr().err
+    client.delete_dataset(a)
     assert f"made by {family}-a/3" in ask(played.id)
     assert ask(f"{family}-a", "--dot").startswith("digraph")
     assert len(json.loads(ask(f"{family}-a", "--json"))["edges"]) == 3
     assert "nothing else is known" in ask(f"{family}-stranger")
     assert main(["lineage", "nobody", "--url", service.url]) == 2
-    assert "expected a dataset, run, RUN/VERSION or id" in capsys.readouterr().err
+    assert "expected a dataset, run, RUN:VERSION or id" in capsys.readouterr().err
 
 
 def test_the_trajectories_of_a_run_are_those_of_its_snapshots(

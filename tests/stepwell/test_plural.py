@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell._plural import pluralize
+from stepwell._plural import duration, pluralize
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,11 @@ def test_only_one_is_in_the_singular(number: int, text: str) -> None:
 def test_a_plural_may_be_irregular_and_a_verb_follows() -> None:
     assert pluralize(1, "trajectory is", "trajectories are") == "1 trajectory is"
     assert pluralize(2, "trajectory is", "trajectories are") == "2 trajectories are"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(45, "45 s"), (90, "2 min"), (3700, "62 min"), (36_000, "10 h"), (400_000, "5 days")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

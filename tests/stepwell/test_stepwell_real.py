@@ -77,9 +77,12 @@ def test_a_dataset_lives_and_dies(client, name):
 
 def test_the_same_layout_again_is_fine_if_asked_for_and_another_never(client, dataset, name):
     assert client.create_dataset(name, SPEC, exist_ok=True).created_at == dataset.created_at
-    with pytest.raises(Conflict) as caught:
+    says = "already exists, with the same layout; expected another name, or exist_ok=True"
+    with pytest.raises(Conflict, match=says) as caught:
         client.create_dataset(name, SPEC)
-    assert caught.value.code == "dataset_exists"
+    assert (caught.value.code, caught.value.got) == ("dataset_exists", None)
+    with pytest.raises(Conflict, match="with another layout; expected another name$"):
+        client.create_dataset(name, make_spec(action=3))
     with pytest.raises(Conflict, match="another layout"):
         client.create_dataset(name, make_spec(action=3), exist_ok=True)
 

@@ -13,7 +13,6 @@ from trainer.data.returns import DataReturns
 from trainer.health import CHECKS, WINDOW, Health
 from trainer.loop import RunInfo, train
 from trainer.options import resolve
-from trainer.run_reporter import duration
 
 RETURNS = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.2, usual=(0.0, 0.8))
 HEALTHY = {
@@ -254,14 +253,6 @@ def test_advice_does_not_repeat_what_is_set():
     health = Health(config_of("--agent.losses.target-high=2"))
     ring(health, HEALTHY | {"value/q_max": 17.0}, 101)
     assert "Try a lower agent.losses.gamma" in health.standing["q_above_data"].message
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(7.4, "7 s"), (119, "119 s"), (150, "2 min"), (9000, "2 h"), (4e5, "5 days")],
-)
-def test_durations_have_one_unit(seconds, text):
-    assert duration(seconds) == text
 
 
 # --- real runs ------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stepwell import EnvSpec, manifest
 from stepwell._background import BackgroundLoop
 from stepwell._files import whole_file
-from stepwell._sql import version_condition
+from stepwell._sql import literal, version_condition
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, ServiceError, StepwellError
 from stepwell.failpoints import failpoint
@@ -175,7 +175,7 @@ def create_snapshot(
 def sql_condition(config: TrainConfig) -> str:
     """The SQL condition over `trajectories` of the dataset and `where` of a config."""
     dataset, version = split_version(config.dataset)
-    condition = "dataset = '{}'".format(dataset.replace("'", "''"))
+    condition = f"dataset = {literal(dataset)}"
     if version:
         condition += f" and {version_condition(config.dataset)}"
     if not config.data.include_eval:
