@@ -99,7 +99,7 @@ class Annotations:
                     dataset_pk=pk,
                     **header.model_dump(exclude={"dataset"}),
                     sha256=stored.sha256,
-                    file=stored.path.name,
+                    file=stored.name,
                     bytes=stored.bytes,
                     checksums=stored.checksums,
                     verified_at=header.created_at,
@@ -108,7 +108,7 @@ class Annotations:
                 count_audit(c, caller, "annotation.add", f"{dataset}/{name}", **counted)
                 failpoint("annotation.before_commit")
         except BaseException:
-            self._store.delete("annotations", stored.path.name)
+            self._store.delete("annotations", stored.name)
             raise
         failpoint("annotation.after_commit")
 

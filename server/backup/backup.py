@@ -38,6 +38,7 @@ from server.index.tables import FILES, segments, shards, snapshots, trajectories
 from server.ingest.segments import SegmentDamaged, SegmentFile
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
 from server.storage.hold import DeletionHold
+from server.storage.shards import shard_file
 from server.storage.store import QUARANTINE, DirectoryInUse, DirectoryLock
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -185,7 +186,7 @@ def _files(c: sa.Connection, data: Path) -> Iterator[Wanted]:
     for row in c.execute(
         sa.select(s.partition, s.id, s.bytes, s.sha256).where(s.state.in_(KEPT)).order_by(s.pk)
     ):
-        yield Wanted(f"shards/{row.partition}/{row.id}.parquet", row.bytes, row.sha256)
+        yield Wanted("/".join(shard_file(row.partition, row.id)), row.bytes, row.sha256)
     for table in FILES:
         t = table.c
         for file, size, sha256 in c.execute(sa.select(t.file, t.bytes, t.sha256).order_by(t.pk)):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source, examine
+from server.checksums import Source
 from server.index import row_checksums
 from server.index.db import Database
 from server.index.table_reader import wrong_rows
@@ -32,11 +31,17 @@ from server.index.tables import (
     versions,
 )
 from server.ingest.index_rows import bucket_of, find_known
-from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
+from server.ingest.segments import MAGIC, SegmentDamaged, open_segment
 from server.maintenance.adoption import findable
 from server.maintenance.unknown_files import ids_of, quarantined_files, unknown_files
 from server.snapshots import manifests
-from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.shards import (
+    ShardDamaged,
+    check_digest,
+    read_batches,
+    read_footer,
+    shard_file,
+)
 from server.storage.store import Store
 from server.storage.version_file import digest_of
 from stepwell._plural import pluralize
@@ -207,11 +212,10 @@ def check_segments(
                 ids = {member.id for member in spooled}
                 yield _missing(where, ids, elsewhere, _cure(report, "segments", row.pk, RESTORE))
             continue
-        path = store.path("segments", row.name)
-        yield from _segment(path, where, spooled, deep, report)
+        yield from _segment(store, row.name, spooled, deep, report)
     for name in sorted(names - {row.name for row in rows}):
         where = f"segments/{name}"
-        yield from _segment(store.path("segments", name), where, (), deep, report)
+        yield from _segment(store, name, (), deep, report)
         yield FsckProblem(where, "not in the index yet", "the next start", note=True)
     nowhere = c.execute(
         sa.select(t.id)
@@ -233,9 +237,10 @@ def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> F
 
 
 def _segment(
-    path: Path, where: str, spooled: Any, deep: bool, report: Report
+    store: Store, name: str, spooled: Any, deep: bool, report: Report
 ) -> Iterator[FsckProblem]:
-    if path.stat().st_size <= len(MAGIC):
+    where = f"segments/{name}"
+    if store.size("segments", name) <= len(MAGIC):
         if spooled:
             yield FsckProblem(
                 where,
@@ -244,7 +249,7 @@ def _segment(
             )
         return
     try:
-        file = SegmentFile(path)
+        file = open_segment(store, name)
     except SegmentDamaged as error:
         yield FsckProblem(where, str(error), RESTORE)
         return
@@ -271,15 +276,15 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
     rows = c.execute(sa.select(shards).where(s.state != "deleted")).mappings().all()
     report.checked["shards"] = len(rows)
     for row in rows:
-        where = f"shards/{row['partition']}/{row['id']}.parquet"
-        path = store.path(f"shards/{row['partition']}", f"{row['id']}.parquet")
+        file = shard_file(row["partition"], row["id"])
+        where = "/".join(file)
         if row["state"] == "deleting":
             yield FsckProblem(
                 where, "marked for deletion", "the next round of maintenance", note=True
             )
             continue
         cure = _cure(report, "shards", row["pk"], RESTORE)
-        if not path.exists():
+        if not store.exists(*file):
             living = sa.select(t.id).where(t.shard_pk == row["pk"], t.state != "evicted")
             if lost := set(c.execute(living).scalars()):
                 yield _missing(where, lost, elsewhere, cure)
@@ -287,7 +292,7 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
         if row["state"] == "quarantined":
             yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)
             continue
-        found = examine(path)
+        found = store.examine(*file)
         if found.sha256 != row["sha256"]:
             yield FsckProblem(where, "its content differs from what was written (sha256)", cure)
             continue
@@ -301,7 +306,7 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
             .order_by(t.traj_idx)
         ).all()
         report.checked["sealed"] = report.checked.get("sealed", 0) + len(members)
-        yield from _shard(path, where, row, members, deep)
+        yield from _shard(store.source(*file), where, row, members, deep)
     held = sa.func.coalesce(s.state, "").in_(("live", "quarantined"))
     nowhere = c.execute(
         sa.select(t.id).outerjoin(shards, s.pk == t.shard_pk).where(t.state == "sealed", ~held)
@@ -311,9 +316,9 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
         yield FsckProblem("index.sqlite", what, REBUILD)
 
 
-def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:
+def _shard(source: Source, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:
     try:
-        footer = read_footer(Source(path))
+        footer = read_footer(source)
         if sum(entry.rows for entry in footer.entries) != row["rows"]:
             yield FsckProblem(where, "the index has a different number of rows", REBUILD)
         for member in members:
@@ -323,7 +328,7 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
                 # The whole file has its sha256: the index is at fault.
                 yield FsckProblem(where, f"{member.id}: the footer has {here}", REBUILD)
         if deep:
-            for entry, batch in read_batches(Source(path)):
+            for entry, batch in read_batches(source):
                 check_digest(entry, batch, footer.spec)
     except IndexError:
         yield FsckProblem(where, "the index has more trajectories than the file", REBUILD)
@@ -387,11 +392,11 @@ def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckPro
         rows = c.execute(sa.select(table.c.pk, table.c.file, table.c.sha256)).all()
         report.checked[table.name] = len(rows)
         for row in rows:
-            where, path = f"{table.name}/{row.file}", store.path(table.name, row.file)
+            where = f"{table.name}/{row.file}"
             cure = _cure(report, table.name, row.pk, CURES[table.name])
-            if not path.exists():
+            if not store.exists(table.name, row.file):
                 yield FsckProblem(where, "missing", cure)
-            elif examine(path).sha256 != row.sha256:
+            elif store.examine(table.name, row.file).sha256 != row.sha256:
                 yield FsckProblem(where, "damaged", cure)
 
 
@@ -408,7 +413,7 @@ def check_unknown(db: Database, store: Store, report: Report) -> Iterator[FsckPr
     report.checked["in quarantine"] = len(aside)
     for file in aside:
         where = f"quarantine/{file.folder}/{file.name}"
-        ids = ids_of(store.root / "quarantine" / file.folder / file.name)
+        ids = ids_of(store, file)
         with db.read() as connection:
             new = len(set(ids) - set(find_known(connection, ids)))
         if new:

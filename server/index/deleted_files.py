@@ -15,7 +15,6 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database
 from server.index.tables import deleted_files
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
-from server.storage.hold import deleting
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -35,7 +34,7 @@ def delete_given_up(db: Database, store: Store) -> int:
         rows = connection.execute(sa.select(deleted_files)).all()
     if not rows:
         return 0
-    with deleting(store.root) as allowed:
+    with store.deleting() as allowed:
         if not allowed:
             return 0
         for row in rows:

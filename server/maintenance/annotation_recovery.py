@@ -6,7 +6,6 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
 from server.index.annotation_rows import insert_annotation
 from server.index.tables import datasets
 from server.maintenance.index_recovery import Recovered, set_aside
@@ -25,9 +24,8 @@ def insert_annotations(connection: Connection, store: Store, recovered: Recovere
     aside: list[str] = []
     names = store.names("annotations")
     for name in reversed(names):
-        path = store.path("annotations", name)
         try:
-            file = read_annotation(path)
+            file = read_annotation(store.source("annotations", name))
         except AnnotationDamaged:
             aside.append(name)
             continue
@@ -39,7 +37,7 @@ def insert_annotations(connection: Connection, store: Store, recovered: Recovere
         if pk is None or taken:
             aside.append(name)
             continue
-        stored = examine(path)
+        stored = store.examine("annotations", name)
         insert_annotation(
             connection,
             file.trajectories,

@@ -19,7 +19,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
 from server.index.index_file import ALONE, foreign_log
 from server.index.schema_copy import mend_schema
 from server.index.table_reader import TableReader
@@ -169,7 +168,7 @@ def set_aside(
     if not names:
         return
     recovered.aside += [(kind, name) for name in names]
-    folder = store.root / QUARANTINE / kind
+    folder = f"{store}/{QUARANTINE}/{kind}"
     recovered.lost.append(f"{missing} of {len(names)} files of {kind}; they are kept in {folder}")
 
 
@@ -257,7 +256,7 @@ def _has_checksums(row: dict[str, Any], store: Store, recovered: Recovered) -> b
     if row.get("checksums") is not None:
         return True
     try:
-        file = examine(store.path("policies", row["file"]))
+        file = store.examine("policies", row["file"])
     except OSError:
         file = None
     if file is None or file.sha256 != row["sha256"]:

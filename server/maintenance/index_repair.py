@@ -24,7 +24,6 @@ from typing import Any
 
 import structlog
 
-from server.checksums import Source, examine
 from server.index import row_checksums
 from server.index.db import IndexUnusable, upgrade
 from server.index.row_checksums import quoted
@@ -34,7 +33,13 @@ from server.index.tables import TRIGGERS, metadata
 from server.index.wal import mend_wal
 from server.maintenance.clean_stop import take_mark
 from server.maintenance.rebuild import _replace as replace_index
-from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.shards import (
+    ShardDamaged,
+    check_digest,
+    read_batches,
+    read_footer,
+    shard_file,
+)
 from server.storage.store import Store
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -117,7 +122,7 @@ class _Salvage:
 
     def run(self) -> int:
         """Returns the number of rows that are lost for good."""
-        new = self._store.root / "tmp" / "index.sqlite"
+        new = self._index.parent / "tmp" / self._index.name
         upgrade(new)
         source = sqlite3.connect(f"file:{self._index}?mode=ro", uri=True)
         # A damaged text may be no text: its row is then lost, and not the whole table.
@@ -221,16 +226,16 @@ class _Salvage:
             (pk,),
         ).fetchall()
         places = [
-            (partition, path)
+            partition
             for partition in ("fifo", "protected")
-            if (path := self._store.path(f"shards/{partition}", f"{identity}.parquet")).exists()
+            if self._store.exists(*shard_file(partition, identity))
         ]
         if not members and not places:
             return None
         seqs = [member[6] for member in members] or [0]
         row = {
             "dataset_pk": members[0][4] if members else None,
-            "partition": places[0][0] if places else members[0][5],
+            "partition": places[0] if places else members[0][5],
             "state": "quarantined",
             "sha256": "",
             "bytes": 0,
@@ -241,9 +246,10 @@ class _Salvage:
             "checksums": b"",
         }
         try:
-            path = places[0][1]
-            footer = read_footer(Source(path))
-            for number, (entry, batch) in enumerate(read_batches(Source(path))):
+            file = shard_file(places[0], identity)
+            source = self._store.source(*file)
+            footer = read_footer(source)
+            for number, (entry, batch) in enumerate(read_batches(source)):
                 check_digest(entry, batch, footer.spec)
                 if entry.id != footer.entries[number].id:
                     return row
@@ -251,7 +257,7 @@ class _Salvage:
                 entry = footer.entries[member[2]]
                 if (entry.id, entry.digest, entry.row_start) != (member[0], member[1], member[3]):
                     return row
-            found = examine(path)
+            found = self._store.examine(*file)
         except (OSError, ShardDamaged, InvalidData, IndexError, TypeError):
             return row
         alive = any(member[7] != "evicted" for member in members)

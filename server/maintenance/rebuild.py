@@ -21,7 +21,6 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source, examine
 from server.index.db import (
     Database,
     into_one_file,
@@ -36,10 +35,10 @@ from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
 from server.ingest.seal import NewShard, insert_shard_row
-from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile, open_segment
 from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
-from server.maintenance.unknown_files import quarantined_files
+from server.maintenance.unknown_files import SHARD_FOLDERS, quarantined_files
 from server.maintenance.version_recovery import insert_versions, protect
 from server.storage.mark import NAME as MARK
 from server.storage.mark import write_mark
@@ -99,7 +98,7 @@ def rebuild(data: Path) -> Rebuilt:
     store = Store(data)
     store.clear_tmp()
     for file in quarantined_files(store):
-        if not store.path(file.folder, file.name).exists():
+        if not store.exists(file.folder, file.name):
             store.take_back(file.folder, file.name)
     index, new = data / "index.sqlite", data / "tmp" / "index.sqlite"
     upgrade(new)
@@ -180,15 +179,14 @@ def _read_segments(
     connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
 ) -> None:
     for name in store.names("segments"):
-        path = store.path("segments", name)
-        if path.stat().st_size <= len(MAGIC):
+        if store.size("segments", name) <= len(MAGIC):
             continue
         try:
-            file = SegmentFile(path)
+            file = open_segment(store, name)
         except SegmentDamaged:
             result.unreadable.append(name)
             continue
-        pk = insert_segment(connection, name, path.stat().st_mtime)
+        pk = insert_segment(connection, name, store.modified_at("segments", name))
         result.segments += 1
         earlier = set()  # datasets of the same name, but with another spec
         for record in _records(file, result):
@@ -228,17 +226,16 @@ def _read_shards(
 ) -> None:
     unfinished = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
     files = [
-        (partition, name)
-        for partition in ("fifo", "protected")
-        for name in store.names(f"shards/{partition}")
+        (folder, name)
+        for folder in SHARD_FOLDERS
+        for name in store.names(folder)
         if name.removesuffix(".parquet") not in unfinished
     ]
     # By name, which is by age: of two copies (a compaction's old and new) the newer one wins.
-    for partition, name in sorted(files, key=lambda file: file[1]):
-        path = store.path(f"shards/{partition}", name)
+    for folder, name in sorted(files, key=lambda file: file[1]):
         try:
-            file = examine(path)
-            source = Source(path, file.size, file.checksums)
+            file = store.examine(folder, name)
+            source = store.source(folder, name, file.size, file.checksums)
             footer = read_footer(source)
             # No other digest exists: all content is verified, which is slow.
             for entry, batch in read_batches(source):
@@ -250,11 +247,10 @@ def _read_shards(
         if dataset.spec.digest != footer.spec.digest:
             result.unreadable.append(name)  # of an earlier dataset with that name
             continue
-        stored = Stored(path, file.size, file.sha256, file.checksums)
-        shard = NewShard(
-            name.removesuffix(".parquet"), 0, partition, stored, list(footer.entries), []
-        )
-        pk = insert_shard_row(connection, shard, None, path.stat().st_mtime)
+        stored = Stored(name, file.size, file.sha256, file.checksums)
+        shard_id, partition = name.removesuffix(".parquet"), folder.removeprefix("shards/")
+        shard = NewShard(shard_id, 0, partition, stored, list(footer.entries), [])
+        pk = insert_shard_row(connection, shard, None, store.modified_at(folder, name))
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():

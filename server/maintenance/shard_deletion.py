@@ -29,7 +29,7 @@ from server.index.tables import (
 )
 from server.ingest.index_rows import make_tombstones
 from server.settings import Settings
-from server.storage.hold import deleting
+from server.storage.shards import shard_file
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -77,10 +77,10 @@ def delete_marked(db: Database, store: Store) -> int:
         ).all()
     for done, (pk, shard_id, partition) in enumerate(marked):
         failpoint("delete.after_mark")
-        with deleting(store.root) as allowed:
+        with store.deleting() as allowed:
             if not allowed:
                 return done
-            store.delete(f"shards/{partition}", f"{shard_id}.parquet")
+            store.delete(*shard_file(partition, shard_id))
         failpoint("delete.after_unlink")
         with db.write() as connection:
             _delete_rows(connection, pk, db.uptime())

@@ -10,7 +10,6 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
 from server.index.tables import datasets, versions
 from server.maintenance.index_recovery import Recovered, set_aside
 from server.storage.store import Store
@@ -29,7 +28,7 @@ def protect(store: Store, recovered: Recovered) -> dict[str, VersionFile]:
     found: dict[str, VersionFile] = {}
     for name in store.names("versions"):
         try:
-            file = found[name] = read_version(store.path("versions", name))
+            file = found[name] = read_version(store.source("versions", name))
         except VersionDamaged as error:
             recovered.lost.append(f"a version: {error}")
             continue
@@ -57,7 +56,7 @@ def insert_versions(
         rows = connection.execute(_MEMBERS, {"ids": ids, "dataset": pk}).all()
         there = [row.pk for row in rows if file.members[row.id] == row.digest]
         missing = len(file.members) - len(there)
-        stored = examine(store.path("versions", name))
+        stored = store.examine("versions", name)
         version = connection.execute(
             sa.insert(versions)
             .values(

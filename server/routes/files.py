@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 
 from server.answer_memory import PIECE, READ, Answer, Damaged
 from server.body_memory import STREAM_CHUNK
-from server.checksums import CheckedFile, Corrupt, Source, examine
+from server.checksums import CheckedFile, Corrupt, Source
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.problems import ProblemError
 from server.service import Service
@@ -82,7 +82,7 @@ def insert_row(
     stored = writer.commit()
     failpoint(points[0])
     try:
-        describe(service.store, stored.path.name, stored.sha256, description)
+        describe(service.store, stored.name, stored.sha256, description)
         with service.db.write() as c:
             pk, result, new = insert(c, stored)
     except BaseException:
@@ -95,8 +95,8 @@ def insert_row(
 
 def _discard(service: Service, table: sa.Table, stored: Stored) -> None:
     """Delete a file that never had a row."""
-    service.store.delete(table.name, stored.path.name)
-    service.store.delete(FOLDER, name_of(stored.path.name))
+    service.store.delete(table.name, stored.name)
+    service.store.delete(FOLDER, name_of(stored.name))
 
 
 def _replace_damaged(
@@ -109,7 +109,7 @@ def _replace_damaged(
     if row is None:
         return False
     try:
-        if examine(service.store.path(folder, row.file)).sha256 == row.sha256:
+        if service.store.examine(folder, row.file).sha256 == row.sha256:
             return False
     except OSError as error:
         log.warning("a file cannot be read", file=f"{folder}/{row.file}", error=str(error))
@@ -118,7 +118,7 @@ def _replace_damaged(
             sa.update(table)
             .where(t.pk == pk, t.file == row.file)
             .values(
-                file=stored.path.name,
+                file=stored.name,
                 bytes=stored.bytes,
                 checksums=stored.checksums,
                 verified_at=time.time(),
@@ -177,7 +177,8 @@ def _parts_of(source: Source, first: int, last: int) -> Callable[[], Iterator[by
     def parts() -> Iterator[bytes]:
         begun = False
         try:
-            with CheckedFile(str(source.path), source.size, source.checksums or b"") as file:
+            with source.open() as file:
+                assert isinstance(file, CheckedFile), "it has checksums"
                 for at in range(first, min(last, first + AHEAD), PIECE):
                     file.read_at(at, min(PIECE, last - at))
                 for at in range(first, last, PIECE):

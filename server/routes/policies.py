@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from server.checksums import Source
 from server.index.db import find_pk, first_rows, write_audit
 from server.index.lost_rows import refuse_if_lost
 from server.index.tables import policies, policy_aliases, runs
@@ -140,7 +139,7 @@ def _insert(
                 run_pk=run_pk,
                 version=version,
                 sha256=stored.sha256,
-                file=stored.path.name,
+                file=stored.name,
                 bytes=stored.bytes,
                 checksums=stored.checksums,
                 verified_at=time.time(),
@@ -211,7 +210,7 @@ def get_policy(
     def unreadable() -> ProblemError:
         return service.integrity.damaged_file(f"policies/{row['file']}")
 
-    source = Source(service.store.path("policies", row["file"]), row["bytes"], row["checksums"])
+    source = service.store.source("policies", row["file"], row["bytes"], row["checksums"])
     return StoredFile(
         request, service, source, headers=headers, media_type=BYTES, damaged=unreadable
     )

@@ -24,7 +24,7 @@ from server.integrity import damaged_shard
 from server.problems import ProblemError, not_found
 from server.rights import Access
 from server.service import AccessDep, Caller, Limit, Service, ServiceDep
-from server.storage.shards import ShardDamaged
+from server.storage.shards import ShardDamaged, shard_file
 from server.storage.steps import (
     HeldSteps,
     Steps,
@@ -248,11 +248,11 @@ def _find(service: Service, trajectory_id: str) -> _Place:
             )
         ).one_or_none()
     if segment is not None:
-        record = Source(service.store.path("segments", segment))
+        record = service.store.source("segments", segment)
         return _Place(spec, row["bytes"], None, record, row["segment_offset"])
     assert place is not None, "a living trajectory has a location"
-    path = service.store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
-    source = Source(path, place.bytes, place.checksums)
+    file = shard_file(place.partition, row["shard"])
+    source = service.store.source(*file, place.bytes, place.checksums)
     return _Place(spec, row["bytes"], row["shard"], source, row["traj_idx"])
 
 
@@ -292,11 +292,11 @@ def _opened(service: Service, found: _Place) -> Iterator[Steps]:
         with shard_steps(found.source, found.number) as steps:
             yield steps
         return
-    path = found.source.path
     try:
-        entry, batch = read_spooled(path, found.number, found.spec)
+        entry, batch = read_spooled(found.source, found.number, found.spec)
     except SegmentDamaged as error:
-        service.integrity.damaged_file(f"segments/{path.name}")  # named in the log and /readyz
+        # Named in the log and in /readyz.
+        service.integrity.damaged_file(f"segments/{found.source.name}")
         raise ProblemError(
             410, "damaged", f"the record of this trajectory is damaged ({error})"
         ) from None

@@ -17,7 +17,6 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from server.checksums import Source
 from server.index.db import first_rows, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import evaluations, videos
@@ -158,7 +157,7 @@ def _insert(
                 **content,
                 evaluation_pk=pk,
                 seed=seed,
-                file=stored.path.name,
+                file=stored.name,
                 bytes=stored.bytes,
                 checksums=stored.checksums,
                 verified_at=now,
@@ -218,7 +217,7 @@ def get_video(
     def unreadable() -> ProblemError:
         return service.integrity.damaged_file(f"videos/{row['file']}")
 
-    source = Source(service.store.path("videos", row["file"]), row["bytes"], row["checksums"])
+    source = service.store.source("videos", row["file"], row["bytes"], row["checksums"])
     return StoredFile(
         request, service, source, headers=headers, media_type=row["media_type"], damaged=unreadable
     )

@@ -88,7 +88,7 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
         base = below.base_pk
     merged: dict[Key, Block] = {}
     for name, checksums in reversed(files):
-        table = read(Source(store.path("snapshots", name), checksums=checksums))
+        table = read(store.source("snapshots", name, checksums=checksums))
         if is_changes(table):
             for key in gone(table):
                 merged.pop(key, None)

@@ -123,7 +123,7 @@ class Versions:
                         dataset_pk=pk,
                         **header.model_dump(exclude={"dataset"}),
                         sha256=stored.sha256,
-                        file=stored.path.name,
+                        file=stored.name,
                         bytes=stored.bytes,
                         checksums=stored.checksums,
                     )
@@ -134,7 +134,7 @@ class Versions:
                 write_audit(connection, caller, "version.create", f"{dataset}@{body.name}")
                 failpoint("version.before_commit")
         except ProblemError:
-            self._store.delete("versions", stored.path.name)
+            self._store.delete("versions", stored.name)
             raise
         failpoint("version.after_commit")
         log.info("version created", version=f"{dataset}@{body.name}", trajectories=len(members))
