@@ -242,7 +242,7 @@ class IntegrityChecker:
 
 def excluded(connection: Connection) -> list[Excluded]:
     """Damaged files of all datasets, with the number of living trajectories in each."""
-    rows = connection.exec_driver_sql(EXCLUDED)
+    rows = connection.execute(sa.text(EXCLUDED))
     return [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
 
 

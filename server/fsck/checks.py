@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
+from server.imports.jobs import JobContext
 from server.index import row_checksums
 from server.index.db import Database
+from server.index.dialect import (
+    TRIGGERS,
+    DatabaseError,
+    Raw,
+    broken_references,
+    integrity_check,
+    names_in_schema,
+    raw_of,
+)
 from server.index.table_reader import wrong_rows
 from server.index.tables import (
     FILES,
-    TRIGGERS,
     counters,
     datasets,
     leases,
@@ -89,11 +98,9 @@ class Report:
 
 def check_rows(c: Connection, report: Report) -> Iterator[FsckProblem]:
     """Every row against its checksum; and the rows that a start has left out."""
-    plain = c.connection.driver_connection
-    assert plain is not None
     try:
-        yield from _wrong_rows(plain, report)
-    except sqlite3.DatabaseError:
+        yield from _wrong_rows(raw_of(c), report)
+    except DatabaseError:
         report.index_damaged = True
         raise
     for lost in c.execute(sa.select(lost_rows)).all():
@@ -105,13 +112,13 @@ def check_rows(c: Connection, report: Report) -> Iterator[FsckProblem]:
         )
 
 
-def _wrong_rows(plain: Any, report: Report) -> Iterator[FsckProblem]:
-    if not row_checksums.schema_is_intact(plain):
+def _wrong_rows(raw: Raw, report: Report) -> Iterator[FsckProblem]:
+    if not row_checksums.schema_is_intact(raw):
         report.index_damaged = True
         yield FsckProblem("index.sqlite", "its schema is not what was written", REBUILD)
-    report.index_damaged |= plain.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok"
-    for table in row_checksums.tables(plain):
-        for key in wrong_rows(plain, table):
+    report.index_damaged |= bool(integrity_check(raw, most=1))
+    for table in row_checksums.tables(raw):
+        for key in wrong_rows(raw, table):
             report.index_damaged = True
             report.wrong.setdefault(table, set()).add(key[0] if len(key) == 1 else key)
             what = f"a row of {table} is not what was written: {', '.join(map(str, key))}"
@@ -124,15 +131,13 @@ def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
 
 
 def check_index(c: Connection) -> Iterator[FsckProblem]:
-    """SQLite's own checks, missing triggers, and contradicting rows."""
-    cure = REBUILD
-    for (line,) in c.exec_driver_sql("PRAGMA integrity_check"):
-        if line != "ok":
-            yield FsckProblem("index.sqlite", str(line), cure)
-    for row in c.exec_driver_sql("PRAGMA foreign_key_check"):
-        yield FsckProblem("index.sqlite", f"a row of {row[0]} refers to nothing in {row[2]}", cure)
-    there = {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master")}
-    for name in sorted(set(TRIGGERS) - there):
+    """The database's own checks, missing triggers, and contradicting rows."""
+    cure, raw = REBUILD, raw_of(c)
+    for line in integrity_check(raw):
+        yield FsckProblem("index.sqlite", line, cure)
+    for table, other in broken_references(raw):
+        yield FsckProblem("index.sqlite", f"a row of {table} refers to nothing in {other}", cure)
+    for name in sorted(set(TRIGGERS) - names_in_schema(raw)):
         yield FsckProblem("index.sqlite", f"the trigger {name} is missing", cure)
     t, d = trajectories.c, datasets.c
     behind = c.execute(
@@ -149,6 +154,16 @@ def check_index(c: Connection) -> Iterator[FsckProblem]:
     for trajectory_id in twice:
         yield FsckProblem("index.sqlite", f"{trajectory_id} is both a row and a tombstone", cure)
     yield from check_totals(c)
+
+
+def check_running(db: Database, context: JobContext) -> dict[str, Any]:
+    """The work of a job: the index of a service that runs, without its files."""
+    found = []
+    with db.read() as c:  # one state of the index, whatever is written
+        for problem in chain(check_rows(c, Report()), check_index(c)):
+            found.append(asdict(problem))
+            context.check()
+    return {"clean": not found, "problems": found}
 
 
 def check_totals(c: Connection) -> Iterator[FsckProblem]:

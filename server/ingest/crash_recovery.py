@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import SERVICE, Database, count_audit, next_change_id
+from server.index.dialect import json_value
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
@@ -135,9 +136,7 @@ def _index_missing_rows(
     named = {
         row.name: row
         for row in connection.execute(
-            sa.select(
-                d.pk, d.name, d.created_at, sa.func.json_extract(d.spec, "$.env").label("env")
-            )
+            sa.select(d.pk, d.name, d.created_at, json_value(d.spec, "env").label("env"))
         )
     }
     missing: dict[str, list[Record]] = {}

@@ -21,12 +21,13 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
+from server.index.dialect import disk_problem
 from server.index.tables import datasets, segments, shards, trajectories
 from server.ingest.commit import Committer
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.index_rows import chunks, make_tombstones
 from server.ingest.segments import Segment, SegmentDamaged, SegmentFile, open_segment
-from server.problems import ProblemError, disk_problem
+from server.problems import ProblemError
 from server.storage.shards import Entry, shard_file, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry

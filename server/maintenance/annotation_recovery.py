@@ -7,13 +7,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.annotation_rows import insert_annotation
+from server.index.dialect import elements_sql
 from server.index.tables import datasets
 from server.maintenance.index_recovery import Recovered, set_aside
 from server.storage.annotation_file import AnnotationDamaged, read_annotation
 from server.storage.store import Store
 
 _TAKEN = sa.text(
-    "SELECT count(*) FROM json_each(:ids) AS j CROSS JOIN annotated AS a"
+    f"SELECT count(*) FROM {elements_sql('ids')} AS j CROSS JOIN annotated AS a"
     " ON a.name = :name AND a.trajectory = j.value"
 )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,14 +22,15 @@ from sqlalchemy.engine import Connection
 
 from server.index.db import (
     Database,
-    into_one_file,
     next_change_id,
     next_dataset_pk,
     next_epoch,
     upgrade,
 )
+from server.index.dialect import DatabaseError
 from server.index.index_file import foreign_log, read_index_mark
 from server.index.tables import datasets, shards
+from server.index.wal import absorb_log, into_one_file, rename_log
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
@@ -149,7 +149,7 @@ def _in_no_file(found: dict[str, _Found], recovered: Recovered) -> Iterator[str]
 
 def _replace(index: Path, new: Path) -> None:
     """Rename `new` to `index`; keep the old index as index.sqlite.<time>."""
-    # Both become one file: SQLite would apply a WAL that the old index left to the new one.
+    # Both become one file: a log that the old index left would be applied to the new one.
     into_one_file(new)
     stamp = int(time.time())
     while (kept := index.with_name(f"{index.name}.{stamp}")).exists():
@@ -157,18 +157,11 @@ def _replace(index: Path, new: Path) -> None:
     foreign = bool(foreign_log(index))
     if index.exists():
         if not foreign:
-            with contextlib.suppress(sqlite3.DatabaseError):
-                with contextlib.closing(sqlite3.connect(index)) as connection:
-                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with contextlib.suppress(DatabaseError):
+                absorb_log(index)
         os.link(index, kept)
-    # Still there if the old index is damaged or lost, or the log another's, which SQLite is then
-    # not to find beside the old index.
-    for suffix, name in (
-        ("-wal", f"{kept}.log" if foreign else f"{kept}-wal"),
-        ("-shm", f"{kept}-shm"),
-    ):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{index}{suffix}", name)
+    # Still there if the old index is damaged or lost, or the log another's.
+    rename_log(index, kept, foreign=foreign)
     failpoint("rebuild.before_rename")
     os.rename(new, index)
     sync_directory(index.parent)

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from server.index.annotation_rows import drop_annotations
 from server.index.db import SERVICE, Database, count_audit, next_change_id
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.dialect import elements
 from server.index.mirror_base import forget_tombstones
 from server.index.tables import (
     leases,
@@ -137,7 +138,7 @@ def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
     refers to them any more.
     """
     n, built_on = snapshots.c, snapshots.alias()
-    named = sa.func.json_each(runs.c.snapshots).table_valued("value")
+    named = elements(runs.c.snapshots)
     old = sa.and_(
         n.created_uptime < before,
         n.pk.not_in(sa.select(built_on.c.base_pk).where(built_on.c.base_pk.is_not(None))),

@@ -10,17 +10,20 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.index.dialect import elements_sql
 from server.index.tables import datasets, versions
 from server.maintenance.index_recovery import Recovered, set_aside
 from server.storage.store import Store
 from server.storage.version_file import VersionDamaged, VersionFile, read_version
 
 _MEMBERS = sa.text(
-    "SELECT t.pk, t.id, t.digest FROM json_each(:ids) AS j"
+    f"SELECT t.pk, t.id, t.digest FROM {elements_sql('ids')} AS j"
     " CROSS JOIN trajectories AS t ON t.id = j.value"
     " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
 )
-_INSERT = sa.text("INSERT INTO version_trajectories SELECT :version, value FROM json_each(:pks)")
+_INSERT = sa.text(
+    f"INSERT INTO version_trajectories SELECT :version, value FROM {elements_sql('pks')}"
+)
 
 
 def protect(store: Store, recovered: Recovered) -> dict[str, VersionFile]:

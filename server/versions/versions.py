@@ -23,6 +23,7 @@ from server.index.db import (
     write_audit,
 )
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.dialect import elements_sql
 from server.index.tables import audit, datasets, version_trajectories, versions
 from server.ingest.index_rows import add_totals, bucket_of
 from server.problems import ProblemError, not_found
@@ -41,11 +42,14 @@ NAMED = 5
 
 _SELECTED = sa.text(
     f"SELECT t.id, t.digest, coalesce(s.state = 'quarantined', 0), {COLUMNS}"
-    " FROM json_each(:pks) AS j CROSS JOIN trajectories AS t ON t.pk = j.value"
+    f" FROM {elements_sql('pks')} AS j CROSS JOIN trajectories AS t ON t.pk = j.value"
     " LEFT JOIN shards AS s ON s.pk = t.shard_pk"
     " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
 )
-_MINE = "dataset_pk = :dataset AND state <> 'evicted' AND id IN (SELECT value FROM json_each(:ids))"
+_MINE = (
+    "dataset_pk = :dataset AND state <> 'evicted'"
+    f" AND id IN (SELECT value FROM {elements_sql('ids')})"
+)
 _MOVED = sa.text(
     f"""SELECT purpose, count(*), sum(length), sum(bytes), sum("return") FROM trajectories
     WHERE {_MINE} AND partition = 'fifo' GROUP BY purpose"""
