@@ -100,10 +100,7 @@ class Annotations:
                     found["trajectory"].to_pylist(),
                     dataset_pk=pk,
                     **header.model_dump(exclude={"dataset"}),
-                    sha256=stored.sha256,
-                    file=stored.name,
-                    bytes=stored.bytes,
-                    checksums=stored.checksums,
+                    **stored.columns,
                     verified_at=header.created_at,
                 )
                 counted = {"trajectories": header.trajectories, "steps": header.steps}

@@ -23,14 +23,14 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Corrupt, Examined, Source
+from server.checksums import Corrupt, Source
 from server.index.annotation_rows import drop_annotations
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import annotation_files, segments, shards, trajectories
 from server.problems import ProblemError, not_found
 from server.storage.shards import shard_file
-from server.storage.store import Store
+from server.storage.store import Store, Stored
 from stepwell.failpoints import failpoint
 from stepwell.messages import Excluded
 
@@ -178,7 +178,7 @@ class IntegrityChecker:
         self._keep(table, pk, found)
         return True
 
-    def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:
+    def _keep(self, table: sa.Table, pk: int, found: Stored) -> None:
         with self._db.write() as connection:
             connection.execute(
                 sa.update(table)  # a key may belong to another file by now
@@ -186,7 +186,7 @@ class IntegrityChecker:
                 .values(checksums=found.checksums, verified_at=time.time())
             )
 
-    def _examined(self, folder: str, name: str, step: Step | None = None) -> Examined | None:
+    def _examined(self, folder: str, name: str, step: Step | None = None) -> Stored | None:
         """What the file holds; None if it is missing or its disk cannot read it back.
 
         Raises OSError where the file may be good and only cannot be read now.

@@ -107,22 +107,24 @@ def check_rows(c: Connection, report: Report) -> Iterator[FsckProblem]:
         report.index_damaged = True
         name = lost.name or lost.key
         of = f" of dataset {lost.dataset}" if lost.dataset else ""
-        yield FsckProblem(
-            "index.sqlite", f"a row of {lost.table_name} is lost: {name}{of}", REBUILD
-        )
+        yield _of_index(f"a row of {lost.table_name} is lost: {name}{of}")
 
 
 def _wrong_rows(raw: Raw, report: Report) -> Iterator[FsckProblem]:
     if not row_checksums.schema_is_intact(raw):
         report.index_damaged = True
-        yield FsckProblem("index.sqlite", "its schema is not what was written", REBUILD)
+        yield _of_index("its schema is not what was written")
     report.index_damaged |= bool(integrity_check(raw, most=1))
     for table in row_checksums.tables(raw):
         for key in wrong_rows(raw, table):
             report.index_damaged = True
             report.wrong.setdefault(table, set()).add(key[0] if len(key) == 1 else key)
             what = f"a row of {table} is not what was written: {', '.join(map(str, key))}"
-            yield FsckProblem("index.sqlite", what, REBUILD)
+            yield _of_index(what)
+
+
+def _of_index(what: str, cure: str = REBUILD) -> FsckProblem:
+    return FsckProblem("index.sqlite", what, cure)
 
 
 def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
@@ -132,13 +134,13 @@ def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
 
 def check_index(c: Connection) -> Iterator[FsckProblem]:
     """The database's own checks, missing triggers, and contradicting rows."""
-    cure, raw = REBUILD, raw_of(c)
+    raw = raw_of(c)
     for line in integrity_check(raw):
-        yield FsckProblem("index.sqlite", line, cure)
+        yield _of_index(line)
     for table, other in broken_references(raw):
-        yield FsckProblem("index.sqlite", f"a row of {table} refers to nothing in {other}", cure)
+        yield _of_index(f"a row of {table} refers to nothing in {other}")
     for name in sorted(set(TRIGGERS) - names_in_schema(raw)):
-        yield FsckProblem("index.sqlite", f"the trigger {name} is missing", cure)
+        yield _of_index(f"the trigger {name} is missing")
     t, d = trajectories.c, datasets.c
     behind = c.execute(
         sa.select(d.name).where(
@@ -147,12 +149,10 @@ def check_index(c: Connection) -> Iterator[FsckProblem]:
         )
     ).scalars()
     for name in behind:
-        yield FsckProblem(
-            "index.sqlite", f"dataset {name} would assign a sequence number twice", cure
-        )
+        yield _of_index(f"dataset {name} would assign a sequence number twice")
     twice = c.execute(sa.select(t.id).join(tombstones, tombstones.c.id == t.id)).scalars()
     for trajectory_id in twice:
-        yield FsckProblem("index.sqlite", f"{trajectory_id} is both a row and a tombstone", cure)
+        yield _of_index(f"{trajectory_id} is both a row and a tombstone")
     yield from check_totals(c)
 
 
@@ -193,11 +193,7 @@ def check_totals(c: Connection) -> Iterator[FsckProblem]:
     for key in sorted(counted.keys() | stored.keys()):
         is_, was = counted.get(key, [0, 0, 0]), stored.get(key, [0, 0, 0])
         if is_ != was:
-            yield FsckProblem(
-                "index.sqlite",
-                f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}",
-                REBUILD,
-            )
+            yield _of_index(f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}")
 
 
 def check_segments(
@@ -240,7 +236,7 @@ def check_segments(
     ).scalars()
     for trajectory_id in nowhere:
         what = f"{trajectory_id} is spooled but in no segment"
-        yield FsckProblem("index.sqlite", what, REBUILD if report.index_damaged else RESTORE)
+        yield _of_index(what, REBUILD if report.index_damaged else RESTORE)
 
 
 def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> FsckProblem:
@@ -328,7 +324,7 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
     ).scalars()
     for trajectory_id in nowhere:
         what = f"{trajectory_id} is alive, but its shard is missing or about to be deleted"
-        yield FsckProblem("index.sqlite", what, REBUILD)
+        yield _of_index(what)
 
 
 def _shard(source: Source, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:

@@ -268,6 +268,11 @@ def equal(table: sa.Table, **wanted: Any) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == value for name, value in wanted.items() if value is not None]
 
 
+def find_row(c: Connection, table: sa.Table, **wanted: Any) -> RowMapping | None:
+    """The row whose columns are `equal` to `wanted`."""
+    return c.execute(sa.select(table).where(*equal(table, **wanted))).mappings().first()
+
+
 def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Select[Any]:
     """Rows by descending `pk`, below `before`, whose columns are `equal` to `wanted`."""
     query = sa.select(table).where(*equal(table, **wanted)).order_by(table.c.pk.desc())

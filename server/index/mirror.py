@@ -378,7 +378,7 @@ class Mirror:
 
     def _refresh_metrics(self) -> None:
         """Check only pieces with a run that had a heartbeat: points never arrive without one
-        (server/routes/run_metrics.py), and finished runs do not change."""
+        (server/registry/run_metrics.py), and finished runs do not change."""
         pieces = self._pieces["metrics"]
         heard: dict[int, tuple[tuple[int, float, float], ...]] = {}
         for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):

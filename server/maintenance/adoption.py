@@ -188,8 +188,8 @@ def _read_shard(
         footer = read_footer(store.source(one.place, one.name))
         if not any(_is_missing(entry, missing) for entry in footer.entries):
             return None
-        file = store.examine(one.place, one.name)
-        source = store.source(one.place, one.name, file.size, file.checksums)
+        stored = store.examine(one.place, one.name)
+        source = store.source(one.place, one.name, stored.bytes, stored.checksums)
         for entry, batch in read_batches(source):
             check_digest(entry, batch, footer.spec)
     except (OSError, ShardDamaged, InvalidData) as error:
@@ -197,7 +197,7 @@ def _read_shard(
         return None
     entries = list(footer.entries)
     numbers = [n for n, entry in enumerate(entries) if _is_missing(entry, missing)]
-    return Stored(one.name, file.size, file.sha256, file.checksums), entries, numbers
+    return stored, entries, numbers
 
 
 def _is_missing(entry: Entry, missing: Missing) -> bool:

@@ -44,10 +44,7 @@ def insert_annotations(connection: Connection, store: Store, recovered: Recovere
             file.trajectories,
             dataset_pk=pk,
             **header.model_dump(exclude={"dataset"}),
-            sha256=stored.sha256,
-            file=name,
-            bytes=stored.size,
-            checksums=stored.checksums,
+            **stored.columns,
         )
     set_aside(store, "annotations", sorted(aside), "the dataset or the content", recovered)
     return len(names) - len(aside)

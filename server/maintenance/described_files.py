@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.checksums import Examined
 from server.index.db import Database
 from server.index.tables import evaluations, policies, runs, videos
 from server.storage.descriptions import FOLDER, describe, description_of, name_of
@@ -112,7 +111,8 @@ def add_policy(connection: Connection, store: Store, name: str, counts: dict[str
             step=metadata.get("step"),
             metadata=metadata,
             created_at=made,
-            **_columns(file, name, made),
+            verified_at=made,
+            **file.columns,
         )
     )
     counts["policies"] += 1
@@ -163,21 +163,16 @@ def add_video(connection: Connection, store: Store, name: str, counts: dict[str,
         return False
     connection.execute(
         sa.insert(videos).values(
-            evaluation_pk=pk, seed=seed, created_at=made, **episode, **_columns(file, name, made)
+            evaluation_pk=pk,
+            seed=seed,
+            created_at=made,
+            **episode,
+            verified_at=made,
+            **file.columns,
         )
     )
     counts["videos"] += 1
     return True
-
-
-def _columns(file: Examined, name: str, verified_at: float) -> dict[str, Any]:
-    return {
-        "sha256": file.sha256,
-        "file": name,
-        "bytes": file.size,
-        "checksums": file.checksums,
-        "verified_at": verified_at,
-    }
 
 
 def _trainers_description(store: Store, name: str) -> dict[str, Any] | None:

@@ -263,7 +263,7 @@ class _Salvage:
         return row | {
             "state": "live" if alive else "retired",
             "sha256": found.sha256,
-            "bytes": found.size,
+            "bytes": found.bytes,
             "checksums": found.checksums,
             "rows": sum(entry.rows for entry in footer.entries),
             "trajectories": len(footer.entries),

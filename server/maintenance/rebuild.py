@@ -43,7 +43,7 @@ from server.maintenance.version_recovery import insert_versions, protect
 from server.storage.mark import NAME as MARK
 from server.storage.mark import write_mark
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
-from server.storage.store import Store, Stored, sync_directory
+from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
 from stepwell.spaces import EnvSpec
@@ -227,8 +227,8 @@ def _read_shards(
     # By name, which is by age: of two copies (a compaction's old and new) the newer one wins.
     for folder, name in sorted(files, key=lambda file: file[1]):
         try:
-            file = store.examine(folder, name)
-            source = store.source(folder, name, file.size, file.checksums)
+            stored = store.examine(folder, name)
+            source = store.source(folder, name, stored.bytes, stored.checksums)
             footer = read_footer(source)
             # No other digest exists: all content is verified, which is slow.
             for entry, batch in read_batches(source):
@@ -240,7 +240,6 @@ def _read_shards(
         if dataset.spec.digest != footer.spec.digest:
             result.unreadable.append(name)  # of an earlier dataset with that name
             continue
-        stored = Stored(name, file.size, file.sha256, file.checksums)
         shard_id, partition = name.removesuffix(".parquet"), folder.removeprefix("shards/")
         shard = NewShard(shard_id, 0, partition, stored, list(footer.entries), [])
         pk = insert_shard_row(connection, shard, None, store.modified_at(folder, name))

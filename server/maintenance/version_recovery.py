@@ -66,10 +66,7 @@ def insert_versions(
                 dataset_pk=pk,
                 **header.model_dump(exclude={"dataset"}),
                 missing=missing,
-                sha256=stored.sha256,
-                file=name,
-                bytes=stored.size,
-                checksums=stored.checksums,
+                **stored.columns,
             )
             .returning(versions.c.pk)
         ).scalar_one()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import uuid_utils
 
@@ -66,6 +66,12 @@ class Stored:
     checksums: Checksums
     """Checksums of its blocks (server/checksums.py): the index stores them to verify each read."""
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Of a row of one of `tables.FILES`."""
+        rest = {"sha256": self.sha256, "bytes": self.bytes, "checksums": self.checksums}
+        return {"file": self.name, **rest}
+
 
 def new_name(prefix: str, suffix: str = "") -> str:
     """A fresh file name, ordered by time: `new_name("sh", ".parquet")`."""
@@ -102,9 +108,10 @@ class Store:
 
     def examine(
         self, folder: str, name: str, step: Callable[[int, int, int], None] | None = None
-    ) -> Examined:
-        """Read a whole file, as checksums.py:examine."""
-        return examine(self.local_path(folder, name), step)
+    ) -> Stored:
+        """What a file holds: all of it is read, as by checksums.py:examine."""
+        found = examine(self.local_path(folder, name), step)
+        return Stored(name, found.size, found.sha256, found.checksums)
 
     def exists(self, folder: str, name: str) -> bool:
         return self.local_path(folder, name).exists()

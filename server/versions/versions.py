@@ -126,10 +126,7 @@ class Versions:
                     .values(
                         dataset_pk=pk,
                         **header.model_dump(exclude={"dataset"}),
-                        sha256=stored.sha256,
-                        file=stored.name,
-                        bytes=stored.bytes,
-                        checksums=stored.checksums,
+                        **stored.columns,
                     )
                     .returning(versions.c.pk)
                 ).scalar_one()

@@ -33,10 +33,17 @@ def matching(pattern: str) -> dict[str, list[str]]:
     return found
 
 
+def test_routes_hold_http_only() -> None:
+    """`pyproject.toml` refuses their imports of SQLAlchemy and the index; nor do they open
+    transactions of others."""
+    assert not [
+        file for file in matching(r"sqlalchemy|\b(read|write)\(\) as") if "/routes/" in file
+    ]
+
+
 def test_what_is_sqlites_stands_in_its_modules() -> None:
     found = matching(ITS_WORDS)
     del found["server/sql/guard.py"]  # it refuses functions of DuckDB
-    found = {file: found[file] for file in found if not re.search("routes|rights", file)}
     assert {file: lines for file, lines in found.items() if file not in SQLITE} == {}
     assert found.keys() == SQLITE
 
