@@ -11,7 +11,7 @@ from pathlib import Path
 from alembic import context
 
 from server.index import row_checksums
-from server.index.db import connect
+from server.index.dialect import connect, raw_of
 from server.index.tables import metadata
 
 
@@ -28,9 +28,7 @@ def main() -> None:
             # One transaction for all steps: a failed migration leaves the file at its old revision.
             with context.begin_transaction():
                 context.run_migrations()
-                plain = connection.connection.driver_connection
-                assert plain is not None
-                row_checksums.seal_schema(plain)
+                row_checksums.seal_schema(raw_of(connection))
             connection.commit()
     finally:
         engine.dispose()

@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 from server.index.annotation_rows import drop_annotations, insert_annotation
 from server.index.db import Database, count_audit, find_pk, write_audit
 from server.index.deleted_files import delete_given_up
+from server.index.dialect import elements_sql
 from server.index.tables import annotation_files, datasets
 from server.problems import ProblemError, not_found
 from server.storage.annotation_file import AnnotationHeader, write_annotation
@@ -31,11 +32,12 @@ from stepwell.messages import AnnotateResult, Annotation, Page
 from stepwell.step_values import VALUES
 
 _LENGTHS = sa.text(
-    "SELECT t.id, t.length FROM json_each(:ids) AS j CROSS JOIN trajectories AS t ON t.id = j.value"
+    f"SELECT t.id, t.length FROM {elements_sql('ids')} AS j"
+    " CROSS JOIN trajectories AS t ON t.id = j.value"
     " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
 )
 _KNOWN = sa.text(
-    "SELECT a.trajectory FROM json_each(:ids) AS j CROSS JOIN annotated AS a"
+    f"SELECT a.trajectory FROM {elements_sql('ids')} AS j CROSS JOIN annotated AS a"
     " ON a.name = :name AND a.trajectory = j.value"
 )
 
@@ -98,17 +100,14 @@ class Annotations:
                     found["trajectory"].to_pylist(),
                     dataset_pk=pk,
                     **header.model_dump(exclude={"dataset"}),
-                    sha256=stored.sha256,
-                    file=stored.path.name,
-                    bytes=stored.bytes,
-                    checksums=stored.checksums,
+                    **stored.columns,
                     verified_at=header.created_at,
                 )
                 counted = {"trajectories": header.trajectories, "steps": header.steps}
                 count_audit(c, caller, "annotation.add", f"{dataset}/{name}", **counted)
                 failpoint("annotation.before_commit")
         except BaseException:
-            self._store.delete("annotations", stored.path.name)
+            self._store.delete("annotations", stored.name)
             raise
         failpoint("annotation.after_commit")
 

@@ -23,9 +23,10 @@ from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware
 from server.index import lost_rows
 from server.index.db import TICK_EVERY, Database
+from server.index.dialect import disk_problem
 from server.ingest.commit import READ_ONLY
 from server.pacing import Pacing
-from server.problems import ProblemError, disk_problem, index_damaged, title_of
+from server.problems import ProblemError, index_damaged, title_of
 from server.request_limits import WRITES, RequestLimits
 from server.routes import (
     annotation,
@@ -37,7 +38,6 @@ from server.routes import (
     imports,
     ingest,
     jobs,
-    labels,
     launches,
     policies,
     query,
@@ -67,7 +67,6 @@ ROUTES = (
     ingest,
     imports,
     jobs,
-    labels,
     trajectories,
     query,
     saved_queries,

@@ -79,6 +79,10 @@ class Source:
     """-1: unknown; the number of checksums still gives the number of blocks."""
     checksums: Checksums | None = None
 
+    @property
+    def name(self) -> str:
+        return self.path.name
+
     def open(self) -> CheckedFile | io.FileIO:
         """Open for reading. Raises `Corrupt` (wrong size), FileNotFoundError."""
         if self.checksums is None:

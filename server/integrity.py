@@ -17,20 +17,20 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Corrupt, Examined, Source, examine
+from server.checksums import Corrupt, Source
 from server.index.annotation_rows import drop_annotations
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import annotation_files, segments, shards, trajectories
 from server.problems import ProblemError, not_found
-from server.storage.store import Store
+from server.storage.shards import shard_file
+from server.storage.store import Store, Stored
 from stepwell.failpoints import failpoint
 from stepwell.messages import Excluded
 
@@ -69,8 +69,8 @@ class IntegrityChecker:
             raise damaged_shard(shard_id)
         if row.state not in _KEPT:
             raise gone(shard_id)
-        path = self._store.path(f"shards/{row.partition}", f"{shard_id}.parquet")
-        return Source(path, row.bytes, row.checksums), row.sha256
+        file = shard_file(row.partition, shard_id)
+        return self._store.source(*file, row.bytes, row.checksums), row.sha256
 
     # --- after a failed read ----------------------------------------------------------------------
 
@@ -107,8 +107,7 @@ class IntegrityChecker:
         return row is None or row.state not in _KEPT or self._verify_shard(row, step)
 
     def _verify_shard(self, row: Any, step: Step | None = None) -> bool:
-        path = self._store.path(f"shards/{row.partition}", f"{row.id}.parquet")
-        found = _examined(path, step)
+        found = self._examined(*shard_file(row.partition, row.id), step)
         if found is not None and found.sha256 == row.sha256:
             if found.checksums != row.checksums:
                 log.info("checksums of a shard recomputed", shard=row.id)
@@ -165,7 +164,7 @@ class IntegrityChecker:
         if row is None:
             return True
         where = f"{table.name}/{row.file}"
-        found = _examined(self._store.path(table.name, row.file), step)
+        found = self._examined(table.name, row.file, step)
         if found is None or found.sha256 != row.sha256:
             with self._db.read() as connection:  # it may have been deleted or replaced
                 still = connection.execute(sa.select(t.file).where(t.pk == pk)).scalar()
@@ -179,13 +178,27 @@ class IntegrityChecker:
         self._keep(table, pk, found)
         return True
 
-    def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:
+    def _keep(self, table: sa.Table, pk: int, found: Stored) -> None:
         with self._db.write() as connection:
             connection.execute(
                 sa.update(table)  # a key may belong to another file by now
                 .where(table.c.pk == pk, table.c.sha256 == found.sha256)
                 .values(checksums=found.checksums, verified_at=time.time())
             )
+
+    def _examined(self, folder: str, name: str, step: Step | None = None) -> Stored | None:
+        """What the file holds; None if it is missing or its disk cannot read it back.
+
+        Raises OSError where the file may be good and only cannot be read now.
+        """
+        try:
+            return self._store.examine(folder, name, step)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return None
+            raise
 
     # --- on startup -------------------------------------------------------------------------------
 
@@ -197,8 +210,7 @@ class IntegrityChecker:
                 sa.select(s.pk, s.id, s.partition, s.sha256).where(s.state == "quarantined")
             ).all()
         for row in rows:
-            path = self._store.path(f"shards/{row.partition}", f"{row.id}.parquet")
-            found = _examined(path)
+            found = self._examined(*shard_file(row.partition, row.id))
             if found is None or found.sha256 != row.sha256:
                 self.quarantined.add(row.id)
                 continue
@@ -230,7 +242,7 @@ class IntegrityChecker:
 
 def excluded(connection: Connection) -> list[Excluded]:
     """Damaged files of all datasets, with the number of living trajectories in each."""
-    rows = connection.exec_driver_sql(EXCLUDED)
+    rows = connection.execute(sa.text(EXCLUDED))
     return [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
 
 
@@ -262,19 +274,4 @@ def checked(source: Source) -> bytes:
     except OSError as error:
         if error.errno == errno.EIO:
             raise Corrupt(source.path, str(error)) from None
-        raise
-
-
-def _examined(path: Path, step: Step | None = None) -> Examined | None:
-    """What the file holds; None if it is missing or its disk cannot read it back.
-
-    Raises OSError where the file may be good and only cannot be read now.
-    """
-    try:
-        return examine(path, step)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.EIO:
-            return None
         raise

@@ -7,7 +7,6 @@ converts other exceptions into problems.
 from __future__ import annotations
 
 import difflib
-import errno
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from itertools import islice
@@ -87,26 +86,3 @@ def index_damaged(detail: str) -> ProblemError:
     """What was asked for was in rows of the index that are damaged. 500: to try again is no use,
     and an outbox keeps what it could not deliver."""
     return ProblemError(500, "index_damaged", detail, expected="an intact index")
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_SICK = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE})
-_SQLITE_SICK = ("disk i/o error", "readonly database", "unable to open database")
-
-
-def disk_problem(error: BaseException, detail: str) -> ProblemError | None:
-    """507 or 503 when `error` is a disk error, of a file or of SQLite; else None."""
-    number = error.errno if isinstance(error, OSError) else None
-    # SQLAlchemy wraps the driver's message, which is in `orig`.
-    words = "" if number is not None else str(getattr(error, "orig", "")).lower()
-    full = number in _FULL or "disk is full" in words
-    if not (full or number in _SICK or any(text in words for text in _SQLITE_SICK)):
-        return None
-    return ProblemError(
-        507 if full else 503,
-        "storage_full" if full else "read_only",
-        detail,
-        expected="free disk space" if full else "a working disk",
-        got=(getattr(error, "strerror", None) or words)[:200],
-        headers={"Retry-After": "5"},
-    )

@@ -32,6 +32,7 @@ from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.memory_budget import MemoryBudget
 from server.problems import ProblemError
+from server.registry.stored_files import StoredFiles
 from server.rights import LOCAL, Access, Right
 from server.settings import Settings
 from server.snapshots.snapshots import Snapshots
@@ -67,6 +68,7 @@ class Service:
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
             self.integrity.damaged_files.update(missing.files)
+            self.stored_files = StoredFiles(self.db, self.store, self.integrity)
             self.mirror = Mirror(
                 settings.index_file, settings.data / "mirror", self.db, settings.mirror_interval
             )

@@ -1,7 +1,7 @@
 """Makes a backup of a data directory, whether a service uses it or not.
 
     hold        from now on no file that the index knows is deleted (storage/hold.py)
-      → index   a consistent copy, by SQLite's own backup
+      → index   a consistent copy
       → files   all that this copy names, each verified; those that the target has are not copied
       → manifest, written last
 
@@ -10,9 +10,7 @@ Whatever was acknowledged before the index was copied is in the backup.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,19 +30,20 @@ from server.backup.target import (
     sha256_of,
 )
 from server.checksums import Checksums
-from server.index.db import connect, into_one_file, upgrade
+from server.index.db import upgrade
+from server.index.dialect import connect, copy_index
 from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.index.tables import FILES, segments, shards, snapshots, trajectories
+from server.index.wal import into_one_file
 from server.ingest.segments import SegmentDamaged, SegmentFile
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
 from server.storage.hold import DeletionHold
+from server.storage.shards import shard_file
 from server.storage.store import QUARANTINE, DirectoryInUse, DirectoryLock
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
 
 KEPT = ("live", "retired", "quarantined")
-PAGES = 4096
-"""Pages of the index that are copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +133,7 @@ def _refuse_wrong_index(data: Path, index: Path) -> None:
 def _copy_index(index: Path, copy: Path) -> None:
     """A consistent copy in one file, of this program's revision. Raises `InvalidData` if it is
     damaged."""
-    try:
-        with (
-            contextlib.closing(sqlite3.connect(index)) as source,
-            contextlib.closing(sqlite3.connect(copy)) as made,
-        ):
-            source.execute("PRAGMA busy_timeout = 30000")
-            source.execute("BEGIN")  # one state, though it is copied in pieces
-            source.execute("SELECT count(*) FROM sqlite_master")
-            source.backup(made, pages=PAGES)
-            made.execute("PRAGMA journal_mode = DELETE")
-            found = made.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
+    if found := copy_index(index, copy):
         raise InvalidData(
             f"the index is damaged ({found}): stop the service, and rebuild it from the files:"
             f" stepwell fsck --rebuild --data {index.parent}",
@@ -185,7 +171,7 @@ def _files(c: sa.Connection, data: Path) -> Iterator[Wanted]:
     for row in c.execute(
         sa.select(s.partition, s.id, s.bytes, s.sha256).where(s.state.in_(KEPT)).order_by(s.pk)
     ):
-        yield Wanted(f"shards/{row.partition}/{row.id}.parquet", row.bytes, row.sha256)
+        yield Wanted("/".join(shard_file(row.partition, row.id)), row.bytes, row.sha256)
     for table in FILES:
         t = table.c
         for file, size, sha256 in c.execute(sa.select(t.file, t.bytes, t.sha256).order_by(t.pk)):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import sqlalchemy as sa
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -20,6 +18,7 @@ from server.backup.restore import restore
 from server.backup.target import Manifest, Target
 from server.backup.target import Progress as Counted
 from server.index.db import IndexUnusable
+from server.index.dialect import DAMAGE, reason
 from server.storage.hold import HeldByAnother
 from server.storage.store import DirectoryInUse
 from stepwell._exit_message import fail
@@ -139,9 +138,10 @@ def _reported() -> Iterator[None]:
         yield
     except (IndexUnusable, DirectoryInUse, HeldByAnother, OSError) as error:
         sys.exit(fail("stepwell", str(error)))
-    except (sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
-        cause = getattr(error, "orig", None) or error
-        sys.exit(fail("stepwell", f"the index cannot be used ({cause}); see: stepwell fsck"))
+    except DAMAGE as error:
+        sys.exit(
+            fail("stepwell", f"the index cannot be used ({reason(error)}); see: stepwell fsck")
+        )
 
 
 @contextmanager

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source, examine
+from server.checksums import Source
+from server.imports.jobs import JobContext
 from server.index import row_checksums
 from server.index.db import Database
+from server.index.dialect import (
+    TRIGGERS,
+    DatabaseError,
+    Raw,
+    broken_references,
+    integrity_check,
+    names_in_schema,
+    raw_of,
+)
 from server.index.table_reader import wrong_rows
 from server.index.tables import (
     FILES,
-    TRIGGERS,
     counters,
     datasets,
     leases,
@@ -32,11 +40,17 @@ from server.index.tables import (
     versions,
 )
 from server.ingest.index_rows import bucket_of, find_known
-from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
+from server.ingest.segments import MAGIC, SegmentDamaged, open_segment
 from server.maintenance.adoption import findable
 from server.maintenance.unknown_files import ids_of, quarantined_files, unknown_files
 from server.snapshots import manifests
-from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.shards import (
+    ShardDamaged,
+    check_digest,
+    read_batches,
+    read_footer,
+    shard_file,
+)
 from server.storage.store import Store
 from server.storage.version_file import digest_of
 from stepwell._plural import pluralize
@@ -84,33 +98,33 @@ class Report:
 
 def check_rows(c: Connection, report: Report) -> Iterator[FsckProblem]:
     """Every row against its checksum; and the rows that a start has left out."""
-    plain = c.connection.driver_connection
-    assert plain is not None
     try:
-        yield from _wrong_rows(plain, report)
-    except sqlite3.DatabaseError:
+        yield from _wrong_rows(raw_of(c), report)
+    except DatabaseError:
         report.index_damaged = True
         raise
     for lost in c.execute(sa.select(lost_rows)).all():
         report.index_damaged = True
         name = lost.name or lost.key
         of = f" of dataset {lost.dataset}" if lost.dataset else ""
-        yield FsckProblem(
-            "index.sqlite", f"a row of {lost.table_name} is lost: {name}{of}", REBUILD
-        )
+        yield _of_index(f"a row of {lost.table_name} is lost: {name}{of}")
 
 
-def _wrong_rows(plain: Any, report: Report) -> Iterator[FsckProblem]:
-    if not row_checksums.schema_is_intact(plain):
+def _wrong_rows(raw: Raw, report: Report) -> Iterator[FsckProblem]:
+    if not row_checksums.schema_is_intact(raw):
         report.index_damaged = True
-        yield FsckProblem("index.sqlite", "its schema is not what was written", REBUILD)
-    report.index_damaged |= plain.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok"
-    for table in row_checksums.tables(plain):
-        for key in wrong_rows(plain, table):
+        yield _of_index("its schema is not what was written")
+    report.index_damaged |= bool(integrity_check(raw, most=1))
+    for table in row_checksums.tables(raw):
+        for key in wrong_rows(raw, table):
             report.index_damaged = True
             report.wrong.setdefault(table, set()).add(key[0] if len(key) == 1 else key)
             what = f"a row of {table} is not what was written: {', '.join(map(str, key))}"
-            yield FsckProblem("index.sqlite", what, REBUILD)
+            yield _of_index(what)
+
+
+def _of_index(what: str, cure: str = REBUILD) -> FsckProblem:
+    return FsckProblem("index.sqlite", what, cure)
 
 
 def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
@@ -119,16 +133,14 @@ def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
 
 
 def check_index(c: Connection) -> Iterator[FsckProblem]:
-    """SQLite's own checks, missing triggers, and contradicting rows."""
-    cure = REBUILD
-    for (line,) in c.exec_driver_sql("PRAGMA integrity_check"):
-        if line != "ok":
-            yield FsckProblem("index.sqlite", str(line), cure)
-    for row in c.exec_driver_sql("PRAGMA foreign_key_check"):
-        yield FsckProblem("index.sqlite", f"a row of {row[0]} refers to nothing in {row[2]}", cure)
-    there = {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master")}
-    for name in sorted(set(TRIGGERS) - there):
-        yield FsckProblem("index.sqlite", f"the trigger {name} is missing", cure)
+    """The database's own checks, missing triggers, and contradicting rows."""
+    raw = raw_of(c)
+    for line in integrity_check(raw):
+        yield _of_index(line)
+    for table, other in broken_references(raw):
+        yield _of_index(f"a row of {table} refers to nothing in {other}")
+    for name in sorted(set(TRIGGERS) - names_in_schema(raw)):
+        yield _of_index(f"the trigger {name} is missing")
     t, d = trajectories.c, datasets.c
     behind = c.execute(
         sa.select(d.name).where(
@@ -137,13 +149,21 @@ def check_index(c: Connection) -> Iterator[FsckProblem]:
         )
     ).scalars()
     for name in behind:
-        yield FsckProblem(
-            "index.sqlite", f"dataset {name} would assign a sequence number twice", cure
-        )
+        yield _of_index(f"dataset {name} would assign a sequence number twice")
     twice = c.execute(sa.select(t.id).join(tombstones, tombstones.c.id == t.id)).scalars()
     for trajectory_id in twice:
-        yield FsckProblem("index.sqlite", f"{trajectory_id} is both a row and a tombstone", cure)
+        yield _of_index(f"{trajectory_id} is both a row and a tombstone")
     yield from check_totals(c)
+
+
+def check_running(db: Database, context: JobContext) -> dict[str, Any]:
+    """The work of a job: the index of a service that runs, without its files."""
+    found = []
+    with db.read() as c:  # one state of the index, whatever is written
+        for problem in chain(check_rows(c, Report()), check_index(c)):
+            found.append(asdict(problem))
+            context.check()
+    return {"clean": not found, "problems": found}
 
 
 def check_totals(c: Connection) -> Iterator[FsckProblem]:
@@ -173,11 +193,7 @@ def check_totals(c: Connection) -> Iterator[FsckProblem]:
     for key in sorted(counted.keys() | stored.keys()):
         is_, was = counted.get(key, [0, 0, 0]), stored.get(key, [0, 0, 0])
         if is_ != was:
-            yield FsckProblem(
-                "index.sqlite",
-                f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}",
-                REBUILD,
-            )
+            yield _of_index(f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}")
 
 
 def check_segments(
@@ -207,11 +223,10 @@ def check_segments(
                 ids = {member.id for member in spooled}
                 yield _missing(where, ids, elsewhere, _cure(report, "segments", row.pk, RESTORE))
             continue
-        path = store.path("segments", row.name)
-        yield from _segment(path, where, spooled, deep, report)
+        yield from _segment(store, row.name, spooled, deep, report)
     for name in sorted(names - {row.name for row in rows}):
         where = f"segments/{name}"
-        yield from _segment(store.path("segments", name), where, (), deep, report)
+        yield from _segment(store, name, (), deep, report)
         yield FsckProblem(where, "not in the index yet", "the next start", note=True)
     nowhere = c.execute(
         sa.select(t.id)
@@ -221,7 +236,7 @@ def check_segments(
     ).scalars()
     for trajectory_id in nowhere:
         what = f"{trajectory_id} is spooled but in no segment"
-        yield FsckProblem("index.sqlite", what, REBUILD if report.index_damaged else RESTORE)
+        yield _of_index(what, REBUILD if report.index_damaged else RESTORE)
 
 
 def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> FsckProblem:
@@ -233,9 +248,10 @@ def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> F
 
 
 def _segment(
-    path: Path, where: str, spooled: Any, deep: bool, report: Report
+    store: Store, name: str, spooled: Any, deep: bool, report: Report
 ) -> Iterator[FsckProblem]:
-    if path.stat().st_size <= len(MAGIC):
+    where = f"segments/{name}"
+    if store.size("segments", name) <= len(MAGIC):
         if spooled:
             yield FsckProblem(
                 where,
@@ -244,7 +260,7 @@ def _segment(
             )
         return
     try:
-        file = SegmentFile(path)
+        file = open_segment(store, name)
     except SegmentDamaged as error:
         yield FsckProblem(where, str(error), RESTORE)
         return
@@ -271,15 +287,15 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
     rows = c.execute(sa.select(shards).where(s.state != "deleted")).mappings().all()
     report.checked["shards"] = len(rows)
     for row in rows:
-        where = f"shards/{row['partition']}/{row['id']}.parquet"
-        path = store.path(f"shards/{row['partition']}", f"{row['id']}.parquet")
+        file = shard_file(row["partition"], row["id"])
+        where = "/".join(file)
         if row["state"] == "deleting":
             yield FsckProblem(
                 where, "marked for deletion", "the next round of maintenance", note=True
             )
             continue
         cure = _cure(report, "shards", row["pk"], RESTORE)
-        if not path.exists():
+        if not store.exists(*file):
             living = sa.select(t.id).where(t.shard_pk == row["pk"], t.state != "evicted")
             if lost := set(c.execute(living).scalars()):
                 yield _missing(where, lost, elsewhere, cure)
@@ -287,7 +303,7 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
         if row["state"] == "quarantined":
             yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)
             continue
-        found = examine(path)
+        found = store.examine(*file)
         if found.sha256 != row["sha256"]:
             yield FsckProblem(where, "its content differs from what was written (sha256)", cure)
             continue
@@ -301,19 +317,19 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
             .order_by(t.traj_idx)
         ).all()
         report.checked["sealed"] = report.checked.get("sealed", 0) + len(members)
-        yield from _shard(path, where, row, members, deep)
+        yield from _shard(store.source(*file), where, row, members, deep)
     held = sa.func.coalesce(s.state, "").in_(("live", "quarantined"))
     nowhere = c.execute(
         sa.select(t.id).outerjoin(shards, s.pk == t.shard_pk).where(t.state == "sealed", ~held)
     ).scalars()
     for trajectory_id in nowhere:
         what = f"{trajectory_id} is alive, but its shard is missing or about to be deleted"
-        yield FsckProblem("index.sqlite", what, REBUILD)
+        yield _of_index(what)
 
 
-def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:
+def _shard(source: Source, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:
     try:
-        footer = read_footer(Source(path))
+        footer = read_footer(source)
         if sum(entry.rows for entry in footer.entries) != row["rows"]:
             yield FsckProblem(where, "the index has a different number of rows", REBUILD)
         for member in members:
@@ -323,7 +339,7 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
                 # The whole file has its sha256: the index is at fault.
                 yield FsckProblem(where, f"{member.id}: the footer has {here}", REBUILD)
         if deep:
-            for entry, batch in read_batches(Source(path)):
+            for entry, batch in read_batches(source):
                 check_digest(entry, batch, footer.spec)
     except IndexError:
         yield FsckProblem(where, "the index has more trajectories than the file", REBUILD)
@@ -387,11 +403,11 @@ def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckPro
         rows = c.execute(sa.select(table.c.pk, table.c.file, table.c.sha256)).all()
         report.checked[table.name] = len(rows)
         for row in rows:
-            where, path = f"{table.name}/{row.file}", store.path(table.name, row.file)
+            where = f"{table.name}/{row.file}"
             cure = _cure(report, table.name, row.pk, CURES[table.name])
-            if not path.exists():
+            if not store.exists(table.name, row.file):
                 yield FsckProblem(where, "missing", cure)
-            elif examine(path).sha256 != row.sha256:
+            elif store.examine(table.name, row.file).sha256 != row.sha256:
                 yield FsckProblem(where, "damaged", cure)
 
 
@@ -408,7 +424,7 @@ def check_unknown(db: Database, store: Store, report: Report) -> Iterator[FsckPr
     report.checked["in quarantine"] = len(aside)
     for file in aside:
         where = f"quarantine/{file.folder}/{file.name}"
-        ids = ids_of(store.root / "quarantine" / file.folder / file.name)
+        ids = ids_of(store, file)
         with db.read() as connection:
             new = len(set(ids) - set(find_known(connection, ids)))
         if new:

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from server.fsck import checks
 from server.fsck.checks import FsckProblem, Report
 from server.index.db import REBUILD, Database, IndexUnusable
+from server.index.dialect import DAMAGE, mend, reason
 from server.index.index_file import refuse_wrong_index
-from server.index.schema_copy import mend_schema
-from server.index.wal import mend_wal
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from stepwell.commands import common
 from stepwell.errors import InvalidData
@@ -52,8 +48,7 @@ def check(data: Path, *, deep: bool = False) -> Report:
     try:
         refuse_wrong_index(data, data / "index.sqlite")
         store = Store(data)
-        mend_schema(data / "index.sqlite")
-        if trouble := mend_wal(data / "index.sqlite").trouble:
+        if trouble := mend(data / "index.sqlite").trouble:
             raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
         db = Database(data / "index.sqlite")
         try:
@@ -86,8 +81,8 @@ def _readable(found: Iterator[FsckProblem], report: Report) -> Iterator[FsckProb
     checks go on."""
     try:
         yield from found
-    except (sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
-        what = f"cannot be read ({getattr(error, 'orig', error)})"
+    except DAMAGE as error:
+        what = f"cannot be read ({reason(error)})"
         yield FsckProblem("index.sqlite", what, checks.REBUILD)
     except (ValueError, TypeError, LookupError, AttributeError, InvalidData) as error:
         if not report.index_damaged:
@@ -126,9 +121,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.rebuild:
             return _rebuild(Path(options.data), as_json=options.json)
         report = check(Path(options.data), deep=options.deep)
-    except (DirectoryInUse, IndexUnusable, sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
-        # Without SQLAlchemy's link, which is about our code.
-        print(f"stepwell: {getattr(error, 'orig', None) or error}", file=sys.stderr)
+    except (DirectoryInUse, IndexUnusable, *DAMAGE) as error:
+        print(f"stepwell: {reason(error)}", file=sys.stderr)
         return 2
     if options.json:
         document = {

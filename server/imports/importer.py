@@ -141,7 +141,9 @@ class Imports:
         self, options: ImportOptions, upload: str, who: str, context: JobContext
     ) -> dict[str, Any]:
         try:
-            return self._import(options, self._store.path(FOLDER, upload), who, context)
+            # The child process that parses it may open this path and nothing else.
+            path = self._store.local_path(FOLDER, upload)
+            return self._import(options, path, who, context)
         except OSError as error:
             log.error(
                 "an import could not be written and was undone: free disk space",

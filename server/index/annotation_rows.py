@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.deleted_files import give_up_files
+from server.index.dialect import elements_sql
 from server.index.tables import annotated, annotation_files
 
-_INSERT = sa.text("INSERT INTO annotated SELECT :name, value, :pk FROM json_each(:ids)")
+_INSERT = sa.text(f"INSERT INTO annotated SELECT :name, value, :pk FROM {elements_sql('ids')}")
 
 
 def insert_annotation(c: Connection, annotates: Sequence[str], **columns: Any) -> None:

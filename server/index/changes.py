@@ -3,7 +3,6 @@ selection reads only these changes."""
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from server.index.dialect import Raw, by_index_sql, open_for_reading
 from server.index.manifest_columns import read_columns
 from server.index.sql_tables import ARROW, TABLES, TRAJECTORY_SQL, arrow_array
 
 _CHANGED = (
-    "trajectories AS t INDEXED BY ix_trajectories_change_id"
+    f"trajectories AS t {by_index_sql('ix_trajectories_change_id')}"
     " WHERE t.change_id > ? AND t.state <> 'evicted'"
 )
 
@@ -41,7 +41,7 @@ class ChangeReader:
 
     def __init__(self, index_file: Path):
         self._lock = threading.Lock()
-        self._db = open_index(index_file)
+        self._db = open_for_reading(index_file)
 
     def count(self, change_id: int, epoch: int, most: int) -> int | None:
         """Number of trajectories with a newer `change_id`, counted up to `most`; None if rows
@@ -109,16 +109,7 @@ class ChangeReader:
         return pa.table(arrays)
 
 
-def open_index(index_file: Path) -> sqlite3.Connection:
-    """The index for reading, without SQLAlchemy: rows are read in half the time."""
-    db = sqlite3.connect(
-        f"file:{index_file}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
-    )
-    db.execute("PRAGMA busy_timeout = 30000")
-    return db
-
-
-def counters(db: sqlite3.Connection) -> tuple[int, int, int]:
+def counters(db: Raw) -> tuple[int, int, int]:
     """The current (change_id, epoch), and the greatest change_id of removals that no tombstone
     tells of any more."""
     found = dict(db.execute("SELECT name, value FROM counters"))

@@ -1,7 +1,7 @@
-"""Access to the index: SQLite in WAL mode, many readers, one writer, every commit on disk.
+"""Access to the index: many readers, one writer, every commit on disk.
 
     with db.read() as c:  …      a consistent view; never blocks, never blocked
-    with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
+    with db.write() as c: …      one at a time; commits at the end, or not at all
 
     db.uptime()             seconds that services could answer on this index, over all processes
     db.tick()               a sign that it can be answered now; the event loop calls it
@@ -11,17 +11,12 @@ it, because the wall clock may jump. Only time in which a lease could be renewed
 stands still from MAX_GAP seconds after the last tick. There is no tick before the service serves,
 while its process or its machine is stopped, while its event loop is blocked, and while nothing can
 be written. The few seconds that a crash loses make a lease longer, never shorter.
-
-pysqlite opens transactions implicitly, which would break both promises: its own handling is
-switched off (`isolation_level = None`) and BEGIN is issued here.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -30,14 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import row_checksums
+from server.index.dialect import (
+    TRIGGERS,
+    DatabaseError,
+    OperationalError,
+    connect,
+    json_add_sql,
+    mend,
+    names_in_schema,
+    open_for_reading,
+    raw_of,
+)
 from server.index.lost_rows import read_lost_rows
-from server.index.schema_copy import mend_schema
-from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
-from server.index.wal import mend_wal
+from server.index.tables import REVISION, audit, counters, metadata
+from server.problems import MAX_HINTS, not_found
 from server.storage.mark import Mark, MarkFile
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -58,7 +62,7 @@ class IndexUnusable(RuntimeError):
 
 DAY = 86_400.0
 _COUNT = """
-    UPDATE audit SET count = count + 1, until = :now, detail = json_set(detail{sums})
+    UPDATE audit SET count = count + 1, until = :now, detail = {summed}
     WHERE pk = (SELECT max(pk) FROM audit
                 WHERE action = :action_ AND subject = :subject_ AND who = :who_)
     AND time >= :today AND until IS NOT NULL
@@ -87,6 +91,8 @@ class Clock:
 
 class Database:
     """One per process; complete when constructed: the file exists and has the current schema."""
+
+    revision = REVISION
 
     def __init__(self, path: Path, clock: Clock | None = None, mark: MarkFile | None = None):
         """`mark`: written after every commit (storage/mark.py)."""
@@ -233,11 +239,8 @@ def count_audit(c: Connection, who: str, action: str, subject: str, **amounts: f
     number of times, the last time, and the sums of `amounts`. An action is always written or always
     counted."""
     now = time.time()
-    sums = "".join(
-        f", '$.{name}', coalesce(json_extract(detail, '$.{name}'), 0) + :{name}" for name in amounts
-    )
     found = c.execute(
-        sa.text(_COUNT.format(sums=sums)),
+        sa.text(_COUNT.format(summed=json_add_sql("detail", amounts))),
         {"now": now, "today": now - now % DAY, **amounts}
         | {"who_": who, "action_": action, "subject_": subject},
     )
@@ -254,9 +257,6 @@ def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> 
     """
     pk = c.execute(sa.select(table.c.pk).where(table.c.name == name)).scalar()
     if pk is None:
-        # Imported here: this import takes a third of the time of `stepwell serve --help`.
-        from server.problems import MAX_HINTS, not_found
-
         newest = sa.select(table.c.name).order_by(table.c.pk.desc()).limit(MAX_HINTS)
         known = c.execute(newest).scalars() if hint else ()
         raise not_found(table.name.removesuffix("s"), name, known)
@@ -315,63 +315,21 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else 0
 
 
-def connect(path: Path) -> sa.Engine:
-    """An engine with connections set up as described above."""
-    engine = sa.create_engine(
-        f"sqlite:///{path}",
-        connect_args={"check_same_thread": False, "timeout": 30.0},
-        pool_size=16,
-        max_overflow=64,
-        hide_parameters=True,  # errors are logged; user data must not be
-    )
-
-    def on_connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None
-        row_checksums.register(connection)
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "foreign_keys = ON",
-            "busy_timeout = 30000",
-            "temp_store = MEMORY",
-            "cache_size = -16000",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-
-    def on_begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("stepwell_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    event.listen(engine, "connect", on_connect)
-    event.listen(engine, "begin", on_begin)
-    return engine
-
-
-def into_one_file(path: Path) -> None:
-    """Make the WAL of an index that no process uses part of its file, durable."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def revision(path: Path) -> str | None:
     """The revision of the file; None for a new or empty file."""
     if not path.exists():
         return None
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    except sqlite3.OperationalError as error:
-        if "no such table" not in str(error):
-            raise IndexUnusable(
-                f"{path} cannot be read ({error}); rebuild it with: {REBUILD}"
-            ) from None
-        return None
-    except sqlite3.DatabaseError as error:
+        with closing(open_for_reading(path)) as raw:
+            if "alembic_version" not in names_in_schema(raw):
+                return None
+            row = raw.execute("SELECT version_num FROM alembic_version").fetchone()
+    except OperationalError as error:
+        raise IndexUnusable(
+            f"{path} cannot be read ({error}); rebuild it with: {REBUILD}"
+        ) from None
+    except DatabaseError as error:
         raise IndexUnusable(f"{path} is damaged ({error}); rebuild it with: {REBUILD}") from None
-    finally:
-        connection.close()
     return str(row[0]) if row else None
 
 
@@ -379,15 +337,15 @@ def has_admin_token(path: Path) -> bool:
     """Whether the index has a token with the scope admin that is neither revoked nor expired."""
     if not path.exists():
         return False
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+    with closing(open_for_reading(path)) as raw:
         try:
-            rows = connection.execute(
+            rows = raw.execute(
                 "SELECT scopes FROM tokens WHERE revoked_at IS NULL"
                 " AND (expires_at IS NULL OR expires_at > ?)",
                 (time.time(),),
             ).fetchall()
             return any("admin" in json.loads(row[0]) for row in rows)
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        except (DatabaseError, ValueError, TypeError) as error:
             raise IndexUnusable(f"{path} cannot be read ({error}); see: {REBUILD}") from None
 
 
@@ -413,13 +371,12 @@ def refuse_damage(path: Path) -> None:
     it says. Only while nothing else has the index open."""
     if not path.exists():
         return
-    mend_schema(path)
-    if trouble := mend_wal(path).trouble:
+    if trouble := mend(path).trouble:
         raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            damaged = not row_checksums.schema_is_intact(connection)
-    except sqlite3.DatabaseError as error:
+        with closing(open_for_reading(path)) as raw:
+            damaged = not row_checksums.schema_is_intact(raw)
+    except DatabaseError as error:
         raise IndexUnusable(f"{path} is damaged ({error}); rebuild it with: {REBUILD}") from None
     if damaged:
         raise IndexUnusable(
@@ -453,20 +410,21 @@ def _create(path: Path) -> None:
         with connection, connection.begin():
             metadata.create_all(connection)
             for trigger in TRIGGERS.values():
-                connection.exec_driver_sql(trigger)
+                connection.execute(sa.text(trigger))
             connection.execute(
                 sa.insert(counters), [{"name": name, "value": 0} for name in COUNTERS]
             )
             renew_store(connection)
             # Alembic stores the revision here.
-            connection.exec_driver_sql(
-                "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+            connection.execute(
+                sa.text(
+                    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+                )
             )
-            connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISION,))
-            plain = connection.connection.driver_connection
-            assert plain is not None
-            row_checksums.protect_rows(plain, row_checksums.tables(plain))
-            row_checksums.seal_schema(plain)
+            connection.execute(sa.text(f"INSERT INTO alembic_version VALUES ('{REVISION}')"))
+            raw = raw_of(connection)
+            row_checksums.protect_rows(raw, row_checksums.tables(raw))
+            row_checksums.seal_schema(raw)
     finally:
         engine.dispose()
 

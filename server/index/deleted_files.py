@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database
+from server.index.dialect import insert_or_skip
 from server.index.tables import deleted_files
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
-from server.storage.hold import deleting
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -26,7 +26,7 @@ def give_up_files(connection: Connection, folder: str, names: Iterable[str]) -> 
     if folder in DESCRIBED:
         rows += [{"folder": FOLDER, "name": name_of(row["name"])} for row in rows]
     if rows:
-        connection.execute(sa.insert(deleted_files).prefix_with("OR IGNORE"), rows)
+        connection.execute(insert_or_skip(deleted_files), rows)
 
 
 def delete_given_up(db: Database, store: Store) -> int:
@@ -35,7 +35,7 @@ def delete_given_up(db: Database, store: Store) -> int:
         rows = connection.execute(sa.select(deleted_files)).all()
     if not rows:
         return 0
-    with deleting(store.root) as allowed:
+    with store.deleting() as allowed:
         if not allowed:
             return 0
         for row in rows:

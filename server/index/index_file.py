@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from server.index.db import REBUILD, IndexUnusable
+from server.index.dialect import DatabaseError, mend, names_in_schema, open_for_reading
 from server.index.row_checksums import row_crc
-from server.index.schema_copy import mend_schema
-from server.index.wal import mend_wal
+from server.index.wal import log_of
 from server.storage.mark import Mark, read_mark
 
 DATA = ("shards/*", "segments", "policies", "videos", "versions", "annotations", "quarantine/*")
-ALONE = "mode=ro&immutable=1"
-"""How SQLite reads a file without its log."""
 RESTORING = "restoring"
 """Exists while `stepwell restore` copies into a directory."""
 
@@ -31,10 +28,9 @@ def refuse_wrong_index(data: Path, index: Path, *, running: bool = False) -> Non
         )
     mark = read_mark(data)  # first: a service that runs goes on
     if not running:
-        mend_schema(index)
         if reason := foreign_log(index):
             raise IndexUnusable(
-                f"{index}-wal {reason}. Nothing was changed. Put the {index.name} back that it"
+                f"{log_of(index)} {reason}. Nothing was changed. Put the {index.name} back that it"
                 f" belongs to; or rebuild it from the files and from this one, without its log:"
                 f" {rebuild}"
             )
@@ -65,22 +61,22 @@ def refuse_wrong_index(data: Path, index: Path, *, running: bool = False) -> Non
 def foreign_log(index: Path) -> str:
     """What shows that the log beside the index is not its own, in words; "" if nothing does.
 
-    Nothing in a log says which file it is to be applied to: SQLite would mix the pages of two
-    times. But every transaction adds 1 to `counters.serial`, and a log is begun anew when the file
+    Nothing in a log says which file it is to be applied to: the pages of two times would be
+    mixed. But every transaction adds 1 to `counters.serial`, and a log is begun anew when the file
     has all that it holds. So the file is as old as the log's beginning or newer, and not newer than
     its end. Only while nothing has the index open.
     """
-    if not index.exists() or not (commits := mend_wal(index).commits):
+    if not index.exists() or not (commits := mend(index).commits):
         return ""
     try:
-        alone = _intact_mark(index, ALONE)
-    except sqlite3.DatabaseError:
+        alone = _intact_mark(index, alone=True)
+    except DatabaseError:
         return ""  # a crash while the log was copied into it: the log has those pages
     if alone is None:
         return ""
     try:
-        applied = _intact_mark(index, "mode=ro")
-    except sqlite3.DatabaseError as error:
+        applied = _intact_mark(index)
+    except DatabaseError as error:
         return f"cannot be applied to {index.name} ({error}): it is another's, or damaged"
     if applied is None:
         return ""
@@ -106,7 +102,7 @@ def read_index_mark(index: Path) -> Mark | None:
         return None
     try:
         return _read_mark(index)
-    except sqlite3.DatabaseError as error:
+    except DatabaseError as error:
         raise IndexUnusable(
             f"{index} is damaged ({error}); rebuild it from the files:"
             f" {REBUILD.replace('DIR', str(index.parent))}"
@@ -114,29 +110,23 @@ def read_index_mark(index: Path) -> Mark | None:
 
 
 def _read_mark(index: Path) -> Mark | None:
-    # Without a log, as a clean stop leaves it, SQLite must not make one.
-    log = index.with_name(f"{index.name}-wal")
-    how = "mode=ro" if log.exists() else ALONE
-    with contextlib.closing(sqlite3.connect(f"file:{index}?{how}", uri=True)) as connection:
-        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    # Without a log, as a clean stop leaves it, none must be made.
+    with closing(open_for_reading(index, alone=not log_of(index).exists())) as raw:
+        names = names_in_schema(raw)
+        if not names:
             return None
-        try:
-            rows = dict(connection.execute("SELECT name, value FROM counters"))
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return Mark(0, 0)
-            raise
+        if "counters" not in names:
+            return Mark(0, 0)
+        rows = dict(raw.execute("SELECT name, value FROM counters"))
     return Mark(int(rows.get("store", 0)), int(rows.get("serial", 0)))
 
 
-def _intact_mark(index: Path, how: str) -> Mark | None:
+def _intact_mark(index: Path, *, alone: bool = False) -> Mark | None:
     """None if there is none, or if its rows are not what was written."""
-    with contextlib.closing(sqlite3.connect(f"file:{index}?{how}", uri=True)) as connection:
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone():
+    with closing(open_for_reading(index, alone=alone)) as raw:
+        if "counters" not in names_in_schema(raw):
             return None
-        rows = connection.execute(
-            "SELECT * FROM counters WHERE name IN ('store', 'serial')"
-        ).fetchall()
+        rows = raw.execute("SELECT * FROM counters WHERE name IN ('store', 'serial')").fetchall()
     found = {name: value for name, value, *crc in rows if crc in ([], [row_crc(name, value)])}
     return Mark(found["store"], found["serial"]) if len(found) == 2 else None
 

@@ -9,7 +9,6 @@ slice.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from server.index.dialect import Raw, joined_sql, json_list_sql
 from stepwell.manifest import SCHEMA as MANIFEST
 
 SCHEMA = pa.schema(
@@ -38,19 +38,19 @@ _INTEGERS = {
     "train": "t.purpose <> 'eval'",
 }
 _TEXTS = {
-    "id": "group_concat(t.id, '')",
-    "content": "group_concat(substr(t.digest, 1, 16), '')",
-    "env": "json_group_array(t.env)",
+    "id": joined_sql("t.id", ""),
+    "content": joined_sql("substr(t.digest, 1, 16)", ""),
+    "env": json_list_sql("t.env"),
 }
-_COLUMNS = [*(f"group_concat({sql})" for sql in _INTEGERS.values()), *_TEXTS.values()]
+_COLUMNS = [*map(joined_sql, _INTEGERS.values()), *_TEXTS.values()]
 
 
-def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBatch:
+def read_columns(db: Raw, rows: str, *given: int) -> pa.RecordBatch:
     """Rows of the index as a batch of SCHEMA; `rows` is the FROM clause (`trajectories AS t` …),
     with its order. Call it inside a transaction.
 
-    SQLite joins each column into one text, which NumPy parses in half the time that one Python
-    object per value takes.
+    The database joins each column into one text, which NumPy parses in half the time that one
+    Python object per value takes.
     """
     found = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM {rows}", given).fetchone()
     columns = dict(zip((*_INTEGERS, *_TEXTS), found, strict=True))

@@ -1,4 +1,4 @@
-"""The index as Parquet files for the SQL workers, which must not open the live SQLite file.
+"""The index as Parquet files for the SQL workers, which must not open the live one.
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
                    newer `change_id` than at the last refresh (tables.py), so a query pays only for
@@ -13,10 +13,10 @@
 `Mirror.changes` (changes.py) reads recent changes from the index itself.
 
 Evicted trajectories are left out. The mirror is a cache, refreshed before every query, which costs
-one PRAGMA if nothing was committed. Replaced files are kept for KEEP_SECONDS, because running
-queries still read them. The large tables survive a restart (mirror_base.py): every `save_every`
-seconds, and when the service stops, the pieces of this moment become the base, from which the next
-start goes on; their files stay until a newer base has replaced it.
+one look at a number if nothing was committed. Replaced files are kept for KEEP_SECONDS, because
+running queries still read them. The large tables survive a restart (mirror_base.py): every
+`save_every` seconds, and when the service stops, the pieces of this moment become the base, from
+which the next start goes on; their files stay until a newer base has replaced it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ import structlog
 
 from server.checksums import Source, checksums_of
 from server.index import mirror_base
-from server.index.changes import ChangeReader, counters, open_index
+from server.index.changes import ChangeReader, counters
 from server.index.db import Database
+from server.index.dialect import BY_KEY_SQL, commit_number, open_for_reading
 from server.index.manifest_columns import SCHEMA, read_columns
 from server.index.mirror_base import KEPT, Base, Piece
 from server.index.sql_tables import (
@@ -63,7 +64,7 @@ AT_ONCE, YIELD = 4, 0.001
 answered. Then a state is complete when no piece is left."""
 KEEP_SECONDS = 180.0
 """Longer than the deadline of any query."""
-_OF_PIECE = "trajectories AS t NOT INDEXED WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted'"
+_OF_PIECE = f"trajectories AS t {BY_KEY_SQL} WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Mirror:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._lock = threading.Lock()
-        self._db = open_index(index_file)
+        self._db = open_for_reading(index_file)
         self.changes = ChangeReader(index_file)
         self._version = 0
         self._change_id = self._epoch = -1
@@ -270,14 +271,14 @@ class Mirror:
             self._db.close()
 
     def _refresh(self, wanted: set[str]) -> None:
-        seen = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        seen = commit_number(self._db)
         stale = {name for name in wanted if self._seen.get(name) != seen}
         if not stale:
             return
         self._db.execute("BEGIN")
         try:
             # Read again inside the transaction: the data is of this version or newer, never older.
-            seen = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+            seen = commit_number(self._db)
             if stale & {"trajectories", "steps"}:
                 self._refresh_trajectories()
             if "steps" in stale:
@@ -377,7 +378,7 @@ class Mirror:
 
     def _refresh_metrics(self) -> None:
         """Check only pieces with a run that had a heartbeat: points never arrive without one
-        (server/routes/run_metrics.py), and finished runs do not change."""
+        (server/registry/run_metrics.py), and finished runs do not change."""
         pieces = self._pieces["metrics"]
         heard: dict[int, tuple[tuple[int, float, float], ...]] = {}
         for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):

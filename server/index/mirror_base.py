@@ -19,17 +19,16 @@ import base64
 import os
 import re
 import secrets
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from server.index.changes import counters
 from server.index.db import Database
+from server.index.dialect import Raw, greatest, upsert
 from server.index.tables import REVISION, tombstones
 from server.index.tables import counters as table
 from server.storage.sealed import sealed, unsealed
@@ -104,14 +103,9 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
             },
         }
     )
-    statement = insert(table).values(name=MARK, value=mark)
     try:
         with db.write() as connection:
-            connection.execute(
-                statement.on_conflict_do_update(
-                    index_elements=[table.c.name], set_={"value": statement.excluded.value}
-                )
-            )
+            connection.execute(upsert(table, "value").values(name=MARK, value=mark))
     except sa.exc.OperationalError as error:  # a full disk, for instance
         raise OSError(f"the mark of the mirror's base was not written: {error.orig}") from None
     failpoint("mirror.after_mark")
@@ -122,7 +116,7 @@ def save(db: Database, directory: Path, base: Base, layout: str) -> None:
     failpoint("mirror.after_rename")
 
 
-def load(db: sqlite3.Connection, directory: Path, layout: str) -> Base | None:
+def load(db: Raw, directory: Path, layout: str) -> Base | None:
     """The base, if it is whole and of this index."""
     try:
         found = unsealed((directory / NAME).read_bytes())
@@ -162,11 +156,8 @@ def forget_tombstones(connection: sa.Connection, which: sa.ColumnElement[bool]) 
     ).scalar()
     if newest is None:
         return
-    statement = insert(table).values(name=FORGOTTEN, value=newest)
-    greater = sa.func.max(table.c.value, statement.excluded.value)
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=[table.c.name], set_={"value": greater})
-    )
+    statement = upsert(table, "value", combine=greatest)
+    connection.execute(statement.values(name=FORGOTTEN, value=newest))
     connection.execute(sa.delete(tombstones).where(which))
 
 

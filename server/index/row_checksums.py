@@ -8,8 +8,6 @@ statement is, and costs no second write. `row_crc` is a function of this module,
 connection that writes must have (`register`); reading needs none, so any tool reads the index.
 
 `PRAGMA user_version` holds a checksum of the schema and the revision, which no row covers.
-
-All that is SQLite's own here is `protect_rows` and `schema_crc`; the rest is the checksum.
 """
 
 from __future__ import annotations
@@ -137,6 +135,14 @@ def schema_is_intact(connection: Executes) -> bool:
     if sealed:
         return sealed == schema_crc(connection)
     return not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'lost_rows'").fetchone()
+
+
+def rows_are_protected(connection: Executes) -> bool:
+    """False for indexes from before rows had checksums, and empty ones."""
+    if connection.execute("PRAGMA user_version").fetchone()[0]:
+        return True
+    text = "SELECT count(*) FROM sqlite_master WHERE sql LIKE '%row_crc(%'"
+    return bool(connection.execute(text).fetchone()[0])
 
 
 def quoted(name: str) -> str:

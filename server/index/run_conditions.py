@@ -6,7 +6,6 @@ A name is a setting of the config, or else a metric, of which the newest value c
 from __future__ import annotations
 
 import difflib
-import json
 import operator
 import re
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.index.dialect import json_kind, json_value
 from server.index.tables import metrics, runs
 from server.problems import ProblemError
 from stepwell._settings import flatten
@@ -73,37 +73,36 @@ class Condition:
         )
         number = isinstance(self.value, float)
         of_metric = compare(newest, self.value) if number else sa.false()
-        own = [self._of_setting(path) for path in self._paths()]
+        own = [self._of_setting(keys) for keys in self._keys()]
         return sa.or_(*own, sa.and_(sa.not_(self.is_setting()), of_metric))
 
     def is_setting(self) -> sa.ColumnElement[bool]:
-        return sa.or_(*(_kind(path).is_not(None) for path in self._paths()))
+        return sa.or_(*(_kind(keys).is_not(None) for keys in self._keys()))
 
     def is_metric(self) -> sa.ColumnElement[bool]:
         mine = sa.and_(metrics.c.run_pk == runs.c.pk, metrics.c.key == self.name)
         return sa.exists(sa.select(1).select_from(metrics).where(mine)).correlate(runs)
 
-    def _of_setting(self, path: str) -> sa.ColumnElement[bool]:
+    def _of_setting(self, keys: tuple[str, ...]) -> sa.ColumnElement[bool]:
         """A setting of another type than the value differs from it, and is not more or less."""
         kinds, value = ["text"], self.value
         if isinstance(value, bool):
             kinds, value = ["true", "false"], int(value)
         elif isinstance(value, float):
             kinds = ["integer", "real"]
-        found = sa.func.json_extract(runs.c.config, path)
+        found = json_value(runs.c.config, *keys)
         if self.operator == "!=":
-            same = sa.and_(_kind(path).in_(kinds), found == value)
-            return sa.and_(_kind(path).is_not(None), sa.not_(same))
-        return sa.and_(_kind(path).in_(kinds), _OPERATORS[self.operator](found, value))
+            same = sa.and_(_kind(keys).in_(kinds), found == value)
+            return sa.and_(_kind(keys).is_not(None), sa.not_(same))
+        return sa.and_(_kind(keys).in_(kinds), _OPERATORS[self.operator](found, value))
 
-    def _paths(self) -> list[str]:
+    def _keys(self) -> list[tuple[str, ...]]:
         """In tables within tables, and as one key with dots."""
-        nested = "".join(f".{json.dumps(part)}" for part in self.name.split("."))
-        return list(dict.fromkeys([f"${nested}", f"$.{json.dumps(self.name)}"]))
+        return list(dict.fromkeys([tuple(self.name.split(".")), (self.name,)]))
 
 
-def _kind(path: str) -> sa.ColumnElement[Any]:
-    return sa.func.json_type(runs.c.config, path)
+def _kind(keys: tuple[str, ...]) -> sa.ColumnElement[Any]:
+    return json_kind(runs.c.config, *keys)
 
 
 def parse(text: str) -> list[Condition]:

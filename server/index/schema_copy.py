@@ -9,13 +9,12 @@ the copy is right; where more do, it is of another schema and is ignored.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import structlog
 
+from server.index.wal import absorb_log
 from server.storage.sealed import replace_file, sealed, unsealed
 from stepwell.failpoints import failpoint
 
@@ -52,8 +51,7 @@ def mend_schema(index: Path) -> None:
 
 def keep_schema(index: Path) -> None:
     """Make the copy agree with an index that is known to be intact."""
-    with closing(sqlite3.connect(index)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    absorb_log(index)
     with open(index, "rb") as file:
         size = _page_size(file.read(100))
         pages = {n: _masked(n, page) for n, page in _pages(file.fileno(), size)}

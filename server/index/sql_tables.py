@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from server.index.dialect import json_list_sql, json_value_sql, total_sql
+
 TABLES: dict[str, list[tuple[str, str]]] = {
     "trajectories": [
         *(("id", "VARCHAR"), ("seq", "BIGINT"), ("dataset", "VARCHAR"), ("partition", "VARCHAR")),
@@ -117,14 +119,15 @@ EXCLUDED = """
     ORDER BY 1, 2
 """
 """(dataset, file, trajectories): trajectories in damaged files, which are in no `steps`.
-CROSS JOIN: else SQLite reads all trajectories, of which the few segments have few."""
+CROSS JOIN: else all trajectories are read, of which the few segments have few."""
 METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk
     WHERE m.run_pk BETWEEN ? AND ? ORDER BY m.run_pk, m.key, m.step
 """
-METRIC_SUMS = """
-    SELECT count(*), max(time), total(value), total(step) FROM metrics WHERE run_pk BETWEEN ? AND ?
+_TOTALS = ", ".join(map(total_sql, ("value", "step")))
+METRIC_SUMS = f"""
+    SELECT count(*), max(time), {_TOTALS} FROM metrics WHERE run_pk BETWEEN ? AND ?
 """
 _STATS = ", ".join(
     f"coalesce((SELECT {what} FROM partition_stats AS p WHERE p.dataset_pk = d.pk"
@@ -139,23 +142,24 @@ VERSION_TRAJECTORIES = """
 """
 SMALL: dict[str, str] = {
     "datasets": f"""
-        SELECT name, coalesce(json_extract(spec, '$.env'), ''), description, tags,
+        SELECT name, coalesce({json_value_sql("spec", "env")}, ''), description, tags,
             capacity_trajectories, capacity_steps, capacity_bytes, {_STATS}, evicted, created_at,
             last_ingest_at, spec, spec_digest
         FROM datasets AS d ORDER BY name""",
-    "versions": """
+    "versions": f"""
         SELECT d.name || '@' || v.name, d.name, v.name, v.digest, d.name || '@' || v.parent,
             v.condition, v.include_eval, v.description, v.licence,
-            json_extract(v.statistics, '$.trajectories'), json_extract(v.statistics, '$.steps'),
+            {json_value_sql("v.statistics", "trajectories")},
+            {json_value_sql("v.statistics", "steps")},
             v.missing, v.statistics, v.created_by, v.created_at
         FROM versions AS v JOIN datasets AS d ON d.pk = v.dataset_pk ORDER BY v.pk""",
     "runs": """
         SELECT name, title, kind, status, parent, seed, git_commit, host, snapshots, tags, notes,
             alarms, command, error, config, created_at, heartbeat_at, finished_at
         FROM runs ORDER BY pk""",
-    "policies": """
+    "policies": f"""
         SELECT r.name, p.version, r.name || '/' || p.version, p.step, p.sha256, p.bytes, p.metadata,
-            (SELECT json_group_array(a.alias) FROM policy_aliases AS a WHERE a.policy_pk = p.pk),
+            (SELECT {json_list_sql("a.alias")} FROM policy_aliases AS a WHERE a.policy_pk = p.pk),
             p.created_at
         FROM policies AS p JOIN runs AS r ON r.pk = p.run_pk ORDER BY p.pk""",
     "evaluations": """
@@ -185,7 +189,7 @@ ARROW: dict[str, pa.DataType] = {
 
 
 def arrow_array(kind: str, values: Iterable[Any]) -> pa.Array:
-    """Values from SQLite (lists and maps are JSON text) as an Arrow array of type `kind`."""
+    """Values from the index (lists and maps are JSON text) as an Arrow array of type `kind`."""
     if kind == "BOOLEAN":
         values = [None if value is None else bool(value) for value in values]
     elif kind not in ("VARCHAR", "BIGINT", "INTEGER", "DOUBLE"):

@@ -24,7 +24,7 @@ column where the text is passed on unchanged.
 Every change of a trajectory sets the next `change_id`, so the SQL mirror reads only rows with
 `change_id > last`; removing rows in bulk increments `epoch`, and the mirror is rebuilt.
 Counter `dataset` is the newest dataset's key; `serial` and `store` tell this index from an older or
-another one (storage/mark.py). TRIGGERS, at the end, enforce invariants.
+another one (storage/mark.py). Triggers enforce invariants: dialect.py:TRIGGERS.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+
+from server.index.dialect import STORED_BY_KEY, only_where
 
 REVISION = "0020"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
@@ -149,7 +151,7 @@ shards = Table(
     Column("created_at", Float, nullable=False),
     Column("retired_uptime", Float),
     Column("verified_at", Float),  # when the whole file was last read and verified
-    # Block checksums (server/checksums.py). Last: SQLite reads past a column to reach the next.
+    # Block checksums (server/checksums.py). Last: a column is read past to reach the next.
     Column("checksums", LargeBinary, nullable=False),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(
@@ -207,7 +209,7 @@ trajectories = Table(
         "ix_trajectories_fifo",
         "dataset_pk",
         "seq",
-        sqlite_where=text("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
+        **only_where("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
     ),
     # For eviction: the oldest evaluation trajectories of fifo.
     Index(
@@ -215,13 +217,13 @@ trajectories = Table(
         "dataset_pk",
         "partition",
         "seq",
-        sqlite_where=text("purpose = 'eval' AND state <> 'evicted'"),
+        **only_where("purpose = 'eval' AND state <> 'evicted'"),
     ),
     Index(
         "ix_trajectories_return",
         "dataset_pk",
         "return",
-        sqlite_where=text("state <> 'evicted'"),
+        **only_where("state <> 'evicted'"),
     ),
     # Orders that lists support: without these, each page would sort the whole dataset.
     Index(
@@ -229,21 +231,21 @@ trajectories = Table(
         "dataset_pk",
         "length",
         "seq",
-        sqlite_where=text("state <> 'evicted'"),
+        **only_where("state <> 'evicted'"),
     ),
     Index(
         "ix_trajectories_created_at",
         "dataset_pk",
         "created_at",
         "seq",
-        sqlite_where=text("state <> 'evicted'"),
+        **only_where("state <> 'evicted'"),
     ),
     # Dead rows of each shard, without reading the living.
-    Index("ix_trajectories_dead", "shard_pk", "length", sqlite_where=text("state = 'evicted'")),
+    Index("ix_trajectories_dead", "shard_pk", "length", **only_where("state = 'evicted'")),
 )
 
 ALIVE = text("trajectories.state <> 'evicted'")
-"""A literal, not a parameter: with a parameter SQLite does not use the indexes above."""
+"""A literal, not a parameter: with a parameter the indexes above are not used (dialect.py)."""
 
 tombstones = Table(
     "tombstones",
@@ -329,7 +331,7 @@ version_trajectories = Table(
     Column("version_pk", ForeignKey("versions.pk"), nullable=False),
     Column("trajectory_pk", ForeignKey("trajectories.pk"), nullable=False, index=True),
     PrimaryKeyConstraint("version_pk", "trajectory_pk"),
-    sqlite_with_rowid=False,
+    **STORED_BY_KEY,
 )
 
 annotation_files = Table(
@@ -357,7 +359,7 @@ annotated = Table(
     Column("trajectory", String(36), nullable=False),  # its id; it may be gone
     Column("annotation_pk", ForeignKey("annotations.pk"), nullable=False, index=True),
     PrimaryKeyConstraint("name", "trajectory"),
-    sqlite_with_rowid=False,
+    **STORED_BY_KEY,
 )
 
 # --- runs, policies, evaluations, videos ----------------------------------------------------------
@@ -397,7 +399,7 @@ metrics = Table(
     Column("time", Float, nullable=False),
     Column("value", Float),  # NULL: NaN or infinite
     PrimaryKeyConstraint("run_pk", "key", "step"),
-    sqlite_with_rowid=False,
+    **STORED_BY_KEY,
 )
 
 policies = Table(
@@ -606,60 +608,3 @@ lost_rows = Table(
     Column("dataset", Text, nullable=False),  # the name of the dataset it belongs to, or ""
     Column("found_at", Float, nullable=False),
 )
-
-# --- triggers -------------------------------------------------------------------------------------
-
-TRIGGERS: dict[str, str] = {
-    # The system never deletes protected trajectories: not by quota, compaction, or a bug. Only an
-    # admin demotes them, and the audit row must be written before, in the same transaction.
-    "protected_update": """
-        CREATE TRIGGER protected_update BEFORE UPDATE ON trajectories
-        WHEN OLD.partition = 'protected' AND (
-            NEW.state = 'evicted'
-            OR (NEW.partition <> 'protected' AND NOT EXISTS (
-                SELECT 1 FROM audit WHERE action = 'demote' AND subject = OLD.id)))
-        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never evicted'); END
-    """,
-    "protected_delete": """
-        CREATE TRIGGER protected_delete BEFORE DELETE ON trajectories
-        WHEN OLD.partition = 'protected'
-        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never deleted'); END
-    """,
-    # REPLACE deletes without firing the trigger above.
-    "protected_replace": """
-        CREATE TRIGGER protected_replace BEFORE INSERT ON trajectories
-        WHEN EXISTS (SELECT 1 FROM trajectories WHERE id = NEW.id AND partition = 'protected')
-            OR EXISTS (SELECT 1 FROM trajectories WHERE pk = NEW.pk AND partition = 'protected')
-            OR EXISTS (SELECT 1 FROM trajectories
-                WHERE dataset_pk = NEW.dataset_pk AND seq = NEW.seq AND partition = 'protected')
-        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never replaced'); END
-    """,
-    # A version means the same trajectories as long as it exists. The foreign key of
-    # version_trajectories refuses their deletion.
-    "version_update": """
-        CREATE TRIGGER version_update BEFORE UPDATE OF partition, digest ON trajectories
-        WHEN (NEW.partition <> 'protected' OR NEW.digest <> OLD.digest) AND EXISTS (
-            SELECT 1 FROM version_trajectories WHERE trajectory_pk = OLD.pk)
-        BEGIN SELECT RAISE(ABORT, 'trajectories of a version stay as they are'); END
-    """,
-    "version_insert": """
-        CREATE TRIGGER version_insert BEFORE INSERT ON version_trajectories
-        WHEN NOT EXISTS (SELECT 1 FROM trajectories
-            WHERE pk = NEW.trajectory_pk AND partition = 'protected' AND state <> 'evicted')
-        BEGIN SELECT RAISE(ABORT, 'trajectories of a version are protected'); END
-    """,
-    # A shard or segment that living trajectories need must not be deleted.
-    "living_shard": """
-        CREATE TRIGGER living_shard BEFORE UPDATE OF state ON shards
-        WHEN NEW.state IN ('retired', 'deleting', 'deleted') AND EXISTS (
-            SELECT 1 FROM trajectories WHERE shard_pk = OLD.pk AND state <> 'evicted')
-        BEGIN SELECT RAISE(ABORT, 'a shard that living trajectories need is never given up'); END
-    """,
-    "living_segment": """
-        CREATE TRIGGER living_segment BEFORE UPDATE OF state ON segments
-        WHEN NEW.state = 'consumed' AND EXISTS (
-            SELECT 1 FROM trajectories WHERE segment_pk = OLD.pk AND state <> 'evicted')
-        BEGIN SELECT RAISE(ABORT, 'a segment that living trajectories need is never given up'); END
-    """,
-}
-"""By name; a test asserts that they exist after every migration."""

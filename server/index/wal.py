@@ -1,4 +1,4 @@
-"""Looks at the write-ahead log that a killed service left, before SQLite does.
+"""The write-ahead log beside the index; and what a killed service left in it, before SQLite looks.
 
     header   magic, version, page size, number, salt 1, salt 2, checksum of these
     frame    page number, size of the database at a commit or 0, salts, checksum, then the page
@@ -14,7 +14,9 @@ their own checksums, as if the flip were in the index itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import struct
 import zlib
 from dataclasses import dataclass
@@ -47,9 +49,35 @@ class Log:
     """Transactions in it."""
 
 
+def log_of(index: Path) -> Path:
+    return index.with_name(f"{index.name}-wal")
+
+
+def absorb_log(index: Path) -> None:
+    """Copy what the log holds into the index, and empty it."""
+    with contextlib.closing(sqlite3.connect(index)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def into_one_file(index: Path) -> None:
+    """Make the log of an index that no process uses part of its file, durable."""
+    with contextlib.closing(sqlite3.connect(index)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    with index.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def rename_log(index: Path, kept: Path, *, foreign: bool) -> None:
+    """Let what is left of the log follow an index that is now `kept`; a foreign one is not to be
+    found beside it."""
+    for suffix, name in (("-wal", ".log" if foreign else "-wal"), ("-shm", "-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{index}{suffix}", f"{kept}{name}")
+
+
 def mend_wal(index: Path) -> Log:
     """Undo what a flipped bit does to the log of `index`. Only while nothing has it open."""
-    path = index.with_name(f"{index.name}-wal")
+    path = log_of(index)
     try:
         with open(path, "rb") as file:  # an import makes it large: one copy in memory
             content = bytearray(os.fstat(file.fileno()).st_size)

@@ -29,6 +29,7 @@ from server.ingest.staged_rows import StagedRows
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
 from server.settings import Settings
+from server.storage.shards import shard_file
 from server.storage.store import Store, new_name
 from stepwell.codec import to_batch
 from stepwell.failpoints import failpoint
@@ -232,8 +233,7 @@ def _undo(db: Database, store: Store, shard_id: str) -> bool:
     with db.read() as connection:
         there = connection.execute(sa.select(shards.c.pk).where(shards.c.id == shard_id)).first()
     removed = there is None and any(
-        store.delete(f"shards/{partition}", f"{shard_id}.parquet")
-        for partition in ("fifo", "protected")
+        store.delete(*shard_file(partition, shard_id)) for partition in ("fifo", "protected")
     )
     store.delete(FOLDER, shard_id + SUFFIX)
     return removed

@@ -1,7 +1,7 @@
 """Group commit: one thread commits all waiting requests with one fsync and one index transaction.
 
     collect (everything submitted while the last group was being written)
-      → BEGIN IMMEDIATE → look up ids → append → fsync → rows, totals, eviction → COMMIT
+      → begin → look up ids → append → fsync → rows, totals, eviction → COMMIT
       → respond
 
 The payload is durable before the index row, and the index row before the response. Ids are
@@ -23,6 +23,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, count_audit, next_change_id
+from server.index.dialect import disk_problem
 from server.index.tables import datasets
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
@@ -35,7 +36,7 @@ from server.ingest.index_rows import (
     row_of,
 )
 from server.ingest.segments import Encoded, Segment, Spool
-from server.problems import ProblemError, disk_problem, not_found
+from server.problems import ProblemError, not_found
 from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store

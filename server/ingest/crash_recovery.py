@@ -18,11 +18,19 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import SERVICE, Database, count_audit, next_change_id
+from server.index.dialect import json_value
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
 from server.ingest.seal import delete_consumed
-from server.ingest.segments import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
+from server.ingest.segments import (
+    MAGIC,
+    Record,
+    Segment,
+    SegmentDamaged,
+    SegmentFile,
+    open_segment,
+)
 from server.storage.store import Store
 
 log = structlog.get_logger("stepwell.crash_recovery")
@@ -61,8 +69,7 @@ def _mark_damaged(db: Database, pk: int) -> None:
 
 
 def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> Segment | None:
-    path = store.path("segments", name)
-    if path.stat().st_size <= len(MAGIC):
+    if store.size("segments", name) <= len(MAGIC):
         store.delete("segments", name)  # it holds nothing
         if pk is not None:
             _mark_damaged(db, pk)
@@ -76,7 +83,7 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
                 )
             ).scalar()
     try:
-        file = SegmentFile(path)
+        file = open_segment(store, name)
     except SegmentDamaged as error:
         # Kept: fsck names it with all its trajectories. The other segments are recovered.
         log.error(
@@ -129,9 +136,7 @@ def _index_missing_rows(
     named = {
         row.name: row
         for row in connection.execute(
-            sa.select(
-                d.pk, d.name, d.created_at, sa.func.json_extract(d.spec, "$.env").label("env")
-            )
+            sa.select(d.pk, d.name, d.created_at, json_value(d.spec, "env").label("env"))
         )
     }
     missing: dict[str, list[Record]] = {}

@@ -18,7 +18,7 @@ from server.index.db import SERVICE, count_audit
 from server.index.tables import datasets, partition_stats, trajectories
 from server.ingest.index_rows import add_totals, bucket_of, chunks
 
-# Literals, not parameters: with parameters SQLite does not use its partial indexes.
+# Literals, not parameters: with parameters the partial indexes are not used (index/dialect.py).
 EVICTABLE = {
     purpose: sa.text(f"partition = 'fifo' AND purpose = '{purpose}' AND state <> 'evicted'")
     for purpose in ("train", "eval")

@@ -5,20 +5,21 @@ All functions run inside the caller's write transaction: the group commit, an im
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
 
+from server.index import dialect
 from server.index.tables import datasets, partition_stats, segments, tombstones, trajectories
 from server.storage.shards import Entry
 
 CHUNK = 500
-"""Ids per IN list: well below SQLite's limit on variables."""
+"""Ids per IN list: well below the limit on parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,7 @@ def reserve_seqs(connection: Connection, dataset_pk: int, count: int, now: float
 
 def insert_rows(connection: Connection, rows: list[dict[str, Any]]) -> None:
     """Insert rows of one dataset (row_of + state and location), and update its totals."""
-    # Not by SQLAlchemy, which takes as long for the parameters of a row as SQLite for the row.
-    names = list(rows[0])
-    columns = ", ".join(f'"{trajectories.c[name].name}"' for name in names)
-    statement = f"INSERT INTO trajectories ({columns}) VALUES ({', '.join('?' * len(names))})"
-    connection.exec_driver_sql(statement, [tuple(map(row.__getitem__, names)) for row in rows])
+    dialect.insert_rows(connection, trajectories, rows)
     totals: dict[str, list[float]] = {}
     for row in rows:
         sums = totals.setdefault(bucket_of(row["partition"], row["purpose"]), [0, 0, 0, 0.0])
@@ -152,19 +149,6 @@ def add_totals(
     reward: float,
 ) -> None:
     """Add to a bucket's running totals; negative numbers subtract."""
-    c = partition_stats.c
-    values = {
-        "trajectories": count,
-        "steps": steps,
-        "bytes": size,
-        "return_sum": reward,
-    }
-    statement = sqlite_insert(partition_stats).values(
-        dataset_pk=dataset_pk, bucket=bucket, **values
-    )
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=[c.dataset_pk, c.bucket],
-            set_={name: c[name] + statement.excluded[name] for name in values},
-        )
-    )
+    values = {"trajectories": count, "steps": steps, "bytes": size, "return_sum": reward}
+    statement = dialect.upsert(partition_stats, *values, combine=operator.add)
+    connection.execute(statement.values(dataset_pk=dataset_pk, bucket=bucket, **values))

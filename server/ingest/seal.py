@@ -21,14 +21,14 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
+from server.index.dialect import disk_problem
 from server.index.tables import datasets, segments, shards, trajectories
 from server.ingest.commit import Committer
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.index_rows import chunks, make_tombstones
-from server.ingest.segments import Segment, SegmentDamaged, SegmentFile
-from server.problems import ProblemError, disk_problem
-from server.storage.hold import deleting
-from server.storage.shards import Entry, write_shard
+from server.ingest.segments import Segment, SegmentDamaged, SegmentFile, open_segment
+from server.problems import ProblemError
+from server.storage.shards import Entry, shard_file, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry
 from stepwell._background import BackgroundLoop
@@ -193,7 +193,7 @@ class Sealer:
         made: list[NewShard] = []
         damaged: list[str] = stranded
         try:
-            file = SegmentFile(self._store.path("segments", segment.name)) if rows else None
+            file = open_segment(self._store, segment.name) if rows else None
         except (SegmentDamaged, FileNotFoundError):
             # The segment is kept: flushing everything else must not wait for it indefinitely.
             file, damaged = None, [*stranded, *(row.id for row in rows)]
@@ -259,7 +259,7 @@ def delete_consumed(db: Database, store: Store) -> None:
         consumed = sa.select(segments.c.pk, segments.c.name).where(segments.c.state == "consumed")
         rows = connection.execute(consumed).all()
     for row in rows:
-        with deleting(store.root) as allowed:
+        with store.deleting() as allowed:
             if not allowed:
                 return
             store.delete("segments", row.name)
@@ -280,7 +280,7 @@ def new_shard(
     """Write one durable shard file of `entries` (one dataset, one partition). Raises OSError."""
     shard_id = shard_id or new_name("sh")
     partition = entries[0].partition
-    with store.new(f"shards/{partition}", f"{shard_id}.parquet", points=points) as writer:
+    with store.new(*shard_file(partition, shard_id), points=points) as writer:
         placed: list[Entry] = []
         writer.fill(
             lambda path: placed.extend(

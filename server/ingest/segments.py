@@ -28,6 +28,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from server.checksums import Source
 from server.storage.shards import Entry
 from server.storage.store import Appender, Store, new_name
 from stepwell.failpoints import failpoint
@@ -269,16 +270,22 @@ class SegmentFile:
         return Record(head, data.slice(body_at, end - body_at), offset, end)
 
 
-def read_spooled(path: Path, offset: int, spec: EnvSpec) -> tuple[Entry, pa.RecordBatch]:
+def open_segment(store: Store, name: str, folder: str = "segments") -> SegmentFile:
+    """Raises `SegmentDamaged`, OSError."""
+    # Memory-mapped: a segment is read again and again, record by record.
+    return SegmentFile(store.local_path(folder, name))
+
+
+def read_spooled(source: Source, offset: int, spec: EnvSpec) -> tuple[Entry, pa.RecordBatch]:
     """One trajectory of a segment; reads only its bytes. Raises `SegmentDamaged`."""
-    with open(path, "rb") as file:
+    with source.open() as file:
         words = os.pread(file.fileno(), _WORDS.size, offset)
         if len(words) < _WORDS.size:
-            raise SegmentDamaged(f"{path.name}: the record at byte {offset} is missing")
+            raise SegmentDamaged(f"{source.name}: the record at byte {offset} is missing")
         length, crc, head_length, _ = _WORDS.unpack(words)
         raw = os.pread(file.fileno(), length, offset + 8)
     if len(raw) != length or zlib.crc32(raw) != crc:
-        raise SegmentDamaged(f"{path.name}: the record at byte {offset} is damaged")
+        raise SegmentDamaged(f"{source.name}: the record at byte {offset} is damaged")
     head = json.loads(raw[8 : 8 + head_length])
     body = pa.py_buffer(raw)[8 + head_length :]
     return Entry(**head["entry"]), pa.ipc.read_record_batch(body, arrow_schema(spec))

@@ -13,19 +13,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source, examine
 from server.index.db import Database, next_change_id
 from server.index.tables import FILES, lost_rows, segments, shards, trajectories
 from server.ingest.index_rows import chunks, insert_segment
 from server.ingest.seal import NewShard, insert_shard_row, move_to_shard
-from server.ingest.segments import SegmentDamaged, SegmentFile
+from server.ingest.segments import SegmentDamaged, open_segment
 from server.maintenance.unknown_files import SHARD_FOLDERS
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import QUARANTINE, Store, Stored
@@ -58,8 +56,8 @@ def adopt_missing(db: Database, store: Store) -> Missing:
     for shard in candidates:
         _adopt_shard(db, store, shard, missing)
     if missing.trajectories:
-        for aside in (False, True):
-            _adopt_segments(db, store, missing, aside=aside)
+        for place, names in _everywhere(store, "segments"):
+            _adopt_segments(db, store, missing, place, names)
     _give_up_shards(db, missing)
     for table in FILES:
         _adopt_files(db, store, table, missing)
@@ -81,11 +79,11 @@ def findable(connection: Connection, store: Store) -> set[str]:
         return found
     for one in _candidates(connection, store):
         with contextlib.suppress(ShardDamaged):
-            entries = read_footer(Source(one.path(store))).entries
+            entries = read_footer(store.source(one.place, one.name)).entries
             found |= {entry.id for entry in entries if _is_missing(entry, missing)}
-    for root in (store.root, store.root / QUARANTINE):
-        for path in sorted((root / "segments").glob("*.seg")):
-            found |= dict(_records(path, missing)).keys()
+    for place, names in _everywhere(store, "segments"):
+        for name in names:
+            found |= dict(_records(store, place, name, missing)).keys()
     return found
 
 
@@ -127,16 +125,17 @@ def _missing_trajectories(connection: Connection, store: Store) -> Missing:
 class _Candidate:
     folder: str
     name: str
-    quarantined: bool
-
-    def path(self, store: Store) -> Path:
-        root = store.root / QUARANTINE if self.quarantined else store.root
-        return root / self.folder / self.name
+    place: str
+    """`folder`, or the same folder in quarantine."""
 
 
-def _aside(store: Store, folder: str) -> list[str]:
-    """Quarantined files that can be taken back: no other file has their name."""
-    return [name for name in store.quarantined(folder) if not store.path(folder, name).exists()]
+def _everywhere(store: Store, folder: str) -> list[tuple[str, list[str]]]:
+    """The files of a folder, and those in quarantine that can be taken back: no other has their
+    name."""
+    there = store.names(folder)
+    taken = set(there)
+    aside = [name for name in store.quarantined(folder) if name not in taken]
+    return [(folder, there), (f"{QUARANTINE}/{folder}", aside)]
 
 
 def _candidates(connection: Connection, store: Store) -> list[_Candidate]:
@@ -144,9 +143,9 @@ def _candidates(connection: Connection, store: Store) -> list[_Candidate]:
     s = shards.c
     used = set(connection.execute(sa.select(s.id).where(s.state.in_(_IN_USE))).scalars())
     found = [
-        _Candidate(folder, name, aside)
+        _Candidate(folder, name, place)
         for folder in SHARD_FOLDERS
-        for aside, names in ((False, store.names(folder)), (True, _aside(store, folder)))
+        for place, names in _everywhere(store, folder)
         for name in names
         if name.removesuffix(".parquet") not in used
     ]
@@ -154,13 +153,12 @@ def _candidates(connection: Connection, store: Store) -> list[_Candidate]:
 
 
 def _adopt_shard(db: Database, store: Store, one: _Candidate, missing: Missing) -> None:
-    wanted = _read_shard(one.path(store), missing)
+    wanted = _read_shard(store, one, missing)
     if wanted is None:
         return
-    if one.quarantined:
+    if one.place != one.folder:
         store.take_back(one.folder, one.name)
     stored, entries, numbers = wanted
-    stored = replace(stored, path=store.path(one.folder, one.name))
     partition = one.folder.removeprefix("shards/")
     with db.write() as connection:
         change_id = next_change_id(connection)
@@ -182,14 +180,16 @@ def _adopt_shard(db: Database, store: Store, one: _Candidate, missing: Missing) 
     log.warning("a shard was adopted", shard=one.name, trajectories=len(numbers))
 
 
-def _read_shard(path: Path, missing: Missing) -> tuple[Stored, list[Entry], list[int]] | None:
+def _read_shard(
+    store: Store, one: _Candidate, missing: Missing
+) -> tuple[Stored, list[Entry], list[int]] | None:
     """The file as read and verified, and which of its trajectories are missing; None if none."""
     try:
-        footer = read_footer(Source(path))
+        footer = read_footer(store.source(one.place, one.name))
         if not any(_is_missing(entry, missing) for entry in footer.entries):
             return None
-        file = examine(path)
-        source = Source(path, file.size, file.checksums)
+        stored = store.examine(one.place, one.name)
+        source = store.source(one.place, one.name, stored.bytes, stored.checksums)
         for entry, batch in read_batches(source):
             check_digest(entry, batch, footer.spec)
     except (OSError, ShardDamaged, InvalidData) as error:
@@ -197,7 +197,7 @@ def _read_shard(path: Path, missing: Missing) -> tuple[Stored, list[Entry], list
         return None
     entries = list(footer.entries)
     numbers = [n for n, entry in enumerate(entries) if _is_missing(entry, missing)]
-    return Stored(path, file.size, file.sha256, file.checksums), entries, numbers
+    return stored, entries, numbers
 
 
 def _is_missing(entry: Entry, missing: Missing) -> bool:
@@ -209,7 +209,7 @@ def _shard_key(
 ) -> int:
     """The key of the file's row, which is `live` from now on; a new one where it has none."""
     s, t = shards.c, trajectories.c
-    shard_id = stored.path.name.removesuffix(".parquet")
+    shard_id = stored.name.removesuffix(".parquet")
     found = connection.execute(sa.select(s.pk, s.sha256).where(s.id == shard_id)).one_or_none()
     first = next(missing.trajectories[e.id][0] for e in entries if _is_missing(e, missing))
     dataset = connection.execute(sa.select(t.dataset_pk).where(t.pk == first)).scalar_one()
@@ -232,15 +232,15 @@ def _shard_key(
     return int(found.pk)
 
 
-def _adopt_segments(db: Database, store: Store, missing: Missing, *, aside: bool) -> None:
+def _adopt_segments(
+    db: Database, store: Store, missing: Missing, place: str, names: list[str]
+) -> None:
     """Point missing trajectories to segments that hold them; those become open again."""
-    names = _aside(store, "segments") if aside else store.names("segments")
     for name in reversed(names):
-        root = store.root / QUARANTINE if aside else store.root
-        places = dict(_records(root / "segments" / name, missing))
+        places = dict(_records(store, place, name, missing))
         if not places:
             continue
-        if aside:
+        if place != "segments":
             store.take_back("segments", name)
         with db.write() as connection:
             g, t = segments.c, trajectories.c
@@ -269,10 +269,10 @@ def _adopt_segments(db: Database, store: Store, missing: Missing, *, aside: bool
         log.warning("a segment was adopted", segment=name, trajectories=len(places))
 
 
-def _records(path: Path, missing: Missing) -> Iterator[tuple[str, int]]:
+def _records(store: Store, place: str, name: str, missing: Missing) -> Iterator[tuple[str, int]]:
     """(id, offset) of the missing trajectories that a segment holds."""
     try:
-        file = SegmentFile(path)
+        file = open_segment(store, name, place)
     except (SegmentDamaged, OSError):
         return
     for record in file.all_records():
@@ -304,22 +304,22 @@ def _adopt_files(db: Database, store: Store, table: sa.Table, missing: Missing) 
     t = table.c
     with db.read() as connection:
         rows = connection.execute(sa.select(t.pk, t.file, t.bytes, t.sha256)).all()
-    there = set(store.names(table.name))
+    everywhere = _everywhere(store, table.name)
+    there = set(everywhere[0][1])
     gone = {row.sha256: row for row in rows if row.file not in there}
     if not gone:
         return
     used = {row.file for row in rows}
     sizes = {row.bytes for row in gone.values()}
-    for aside, names in ((False, sorted(there - used)), (True, _aside(store, table.name))):
-        root = store.root / QUARANTINE if aside else store.root
+    for place, names in everywhere:
         for name in names:
-            path = root / table.name / name
-            if path.stat().st_size not in sizes:
+            known = place == table.name and name in used
+            if known or store.size(place, name) not in sizes:
                 continue
-            row = gone.pop(examine(path).sha256, None)
+            row = gone.pop(store.examine(place, name).sha256, None)
             if row is None:
                 continue
-            if aside:
+            if place != table.name:
                 store.take_back(table.name, name)
             with db.write() as connection:
                 connection.execute(sa.update(table).where(t.pk == row.pk).values(file=name))

@@ -6,15 +6,15 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
 from server.index.annotation_rows import insert_annotation
+from server.index.dialect import elements_sql
 from server.index.tables import datasets
 from server.maintenance.index_recovery import Recovered, set_aside
 from server.storage.annotation_file import AnnotationDamaged, read_annotation
 from server.storage.store import Store
 
 _TAKEN = sa.text(
-    "SELECT count(*) FROM json_each(:ids) AS j CROSS JOIN annotated AS a"
+    f"SELECT count(*) FROM {elements_sql('ids')} AS j CROSS JOIN annotated AS a"
     " ON a.name = :name AND a.trajectory = j.value"
 )
 
@@ -25,9 +25,8 @@ def insert_annotations(connection: Connection, store: Store, recovered: Recovere
     aside: list[str] = []
     names = store.names("annotations")
     for name in reversed(names):
-        path = store.path("annotations", name)
         try:
-            file = read_annotation(path)
+            file = read_annotation(store.source("annotations", name))
         except AnnotationDamaged:
             aside.append(name)
             continue
@@ -39,16 +38,13 @@ def insert_annotations(connection: Connection, store: Store, recovered: Recovere
         if pk is None or taken:
             aside.append(name)
             continue
-        stored = examine(path)
+        stored = store.examine("annotations", name)
         insert_annotation(
             connection,
             file.trajectories,
             dataset_pk=pk,
             **header.model_dump(exclude={"dataset"}),
-            sha256=stored.sha256,
-            file=name,
-            bytes=stored.size,
-            checksums=stored.checksums,
+            **stored.columns,
         )
     set_aside(store, "annotations", sorted(aside), "the dataset or the content", recovered)
     return len(names) - len(aside)

@@ -13,6 +13,7 @@ import contextlib
 from pathlib import Path
 
 from server.checksums import examine
+from server.index.wal import log_of
 from server.storage.sealed import replace_file, sealed, unsealed
 from server.storage.store import sync_directory
 from stepwell.failpoints import failpoint
@@ -20,7 +21,7 @@ from stepwell.failpoints import failpoint
 
 def mark_clean(index: Path) -> None:
     """Keep the checksums of an index that nothing has open."""
-    if _wal(index).exists():
+    if log_of(index).exists():
         return
     found = examine(index, digest=False)
     content = sealed([found.size, found.checksums.hex()])
@@ -41,7 +42,7 @@ def take_mark(index: Path) -> bool:
         size, checksums = unsealed(content)
     except ValueError:
         return False
-    if _wal(index).exists():
+    if log_of(index).exists():
         return False
     found = examine(index, digest=False)
     return (found.size, found.checksums.hex()) == (size, checksums)
@@ -49,7 +50,3 @@ def take_mark(index: Path) -> bool:
 
 def _mark(index: Path) -> Path:
     return index.with_name(f"{index.name}.clean")
-
-
-def _wal(index: Path) -> Path:
-    return index.with_name(f"{index.name}-wal")

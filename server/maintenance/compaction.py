@@ -24,7 +24,7 @@ from server.ingest.pipeline import Ingest
 from server.ingest.seal import insert_shard, new_shard
 from server.integrity import IntegrityChecker
 from server.settings import Settings
-from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer
+from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer, shard_file
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -155,7 +155,7 @@ def _entries(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[Entry]
     for row in rows:
         entry = footers[row.shard_pk].entries[row.traj_idx]
         if entry.id != row.id:
-            name = sources[row.shard_pk].path.name
+            name = sources[row.shard_pk].name
             raise ShardDamaged(f"{name}: trajectory {row.traj_idx} has another id")
         yield replace(entry, seq=row.seq, partition=row.partition)
 
@@ -176,10 +176,8 @@ def _sources(connection: Connection, store: Store, group: Sequence[_Shard]) -> d
     )
     checksums = {row.pk: row.checksums for row in rows}
     return {
-        shard.pk: Source(
-            store.path(f"shards/{shard.partition}", f"{shard.id}.parquet"),
-            shard.bytes,
-            checksums[shard.pk],
+        shard.pk: store.source(
+            *shard_file(shard.partition, shard.id), shard.bytes, checksums[shard.pk]
         )
         for shard in group
     }

@@ -7,14 +7,12 @@ A policy without a description, of an earlier version, may name its run and vers
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.checksums import Examined, examine
 from server.index.db import Database
 from server.index.tables import evaluations, policies, runs, videos
 from server.storage.descriptions import FOLDER, describe, description_of, name_of
@@ -91,9 +89,8 @@ def describe_undescribed(db: Database, store: Store) -> int:
 def add_policy(connection: Connection, store: Store, name: str, counts: dict[str, int]) -> bool:
     """Insert the policy of a file that says which it is, and its run if missing; returns whether
     the policy exists now."""
-    path = store.path("policies", name)
-    file = examine(path)
-    said = description_of(store, name, file.sha256) or _trainers_description(path)
+    file = store.examine("policies", name)
+    said = description_of(store, name, file.sha256) or _trainers_description(store, name)
     if said is None:
         return False
     try:
@@ -101,7 +98,7 @@ def add_policy(connection: Connection, store: Store, name: str, counts: dict[str
         version, metadata = int(said["version"]), dict(said["metadata"])
     except (KeyError, ValueError, TypeError):
         return False
-    made = float(said.get("created_at", path.stat().st_mtime))
+    made = float(said.get("created_at", store.modified_at("policies", name)))
     p = policies.c
     pk = _run_pk(connection, run, made, counts)
     taken = sa.select(p.pk).where(p.run_pk == pk, p.version == version)
@@ -114,7 +111,8 @@ def add_policy(connection: Connection, store: Store, name: str, counts: dict[str
             step=metadata.get("step"),
             metadata=metadata,
             created_at=made,
-            **_columns(file, name, made),
+            verified_at=made,
+            **file.columns,
         )
     )
     counts["policies"] += 1
@@ -141,7 +139,7 @@ def _run_pk(connection: Connection, run: CreateRun, made: float, counts: dict[st
 def add_video(connection: Connection, store: Store, name: str, counts: dict[str, int]) -> bool:
     """Insert the video of a file that says which it is, and its evaluation if missing; returns
     whether the video exists now."""
-    file = examine(store.path("videos", name))
+    file = store.examine("videos", name)
     said = description_of(store, name, file.sha256)
     if said is None:
         return False
@@ -165,29 +163,24 @@ def add_video(connection: Connection, store: Store, name: str, counts: dict[str,
         return False
     connection.execute(
         sa.insert(videos).values(
-            evaluation_pk=pk, seed=seed, created_at=made, **episode, **_columns(file, name, made)
+            evaluation_pk=pk,
+            seed=seed,
+            created_at=made,
+            **episode,
+            verified_at=made,
+            **file.columns,
         )
     )
     counts["videos"] += 1
     return True
 
 
-def _columns(file: Examined, name: str, verified_at: float) -> dict[str, Any]:
-    return {
-        "sha256": file.sha256,
-        "file": name,
-        "bytes": file.size,
-        "checksums": file.checksums,
-        "verified_at": verified_at,
-    }
-
-
-def _trainers_description(path: Path) -> dict[str, Any] | None:
+def _trainers_description(store: Store, name: str) -> dict[str, Any] | None:
     """From the header of a policy file of `stepwell train` (safetensors); None for other files."""
     try:
-        with path.open("rb") as file:
+        with store.source("policies", name).open() as file:
             size = int.from_bytes(file.read(8), "little")
-            if size > min(LONGEST_HEADER, path.stat().st_size):
+            if size > min(LONGEST_HEADER, store.size("policies", name)):
                 return None
             document = json.loads(json.loads(file.read(size))["__metadata__"]["policy"])
         step, extra = document["step"], document["extra"]

@@ -7,10 +7,9 @@ on its readable pages; `Recovered.lost` lists in words what is missing.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,12 +18,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
-from server.index.index_file import ALONE, foreign_log
-from server.index.schema_copy import mend_schema
+from server.index.dialect import (
+    DatabaseError,
+    Raw,
+    insert_or_skip,
+    mend,
+    names_in_schema,
+    open_damaged,
+    open_for_reading,
+)
+from server.index.index_file import foreign_log
 from server.index.table_reader import TableReader
 from server.index.tables import FILES, metadata, policies, videos
-from server.index.wal import mend_wal
+from server.index.wal import log_of
 from server.maintenance.described_files import add_policy, add_video
 from server.storage.store import QUARANTINE, Store
 from stepwell.errors import InvalidData
@@ -66,17 +72,16 @@ class Recovered:
 def from_old_index(connection: Connection, store: Store, old: Path | None) -> Recovered:
     """Copy the registry of the index file `old`, and read its settings of datasets and labels."""
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
-    how = "mode=ro"
+    alone = False
     if old is not None:
-        mend_schema(old)
-        if trouble := mend_wal(old).trouble:
+        if trouble := mend(old).trouble:
             found.lost.append(f"changes in the log of the old index ({trouble})")
         if reason := foreign_log(old):
-            how = ALONE
+            alone = True
             found.lost.append(
-                f"changes that are only in {old.name}-wal, which is kept: it {reason}"
+                f"changes that are only in {log_of(old).name}, which is kept: it {reason}"
             )
-    if old is None or not _is_index(old, how):
+    if old is None or not _is_index(old, alone):
         found.lost += [
             "runs with their metrics and logs, evaluations with their videos, tokens, the audit,"
             " saved queries",
@@ -86,9 +91,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         return found
     files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
-    with contextlib.closing(sqlite3.connect(f"file:{old}?{how}", uri=True)) as source:
-        # A damaged text may be no text: its row is then lost, and not those behind it.
-        source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    with closing(open_damaged(old, alone=alone)) as source:
         found.lost += _lost_before(source)
         for table in TABLES:
             columns = metadata.tables[table].c
@@ -169,19 +172,19 @@ def set_aside(
     if not names:
         return
     recovered.aside += [(kind, name) for name in names]
-    folder = store.root / QUARANTINE / kind
+    folder = f"{store}/{QUARANTINE}/{kind}"
     recovered.lost.append(f"{missing} of {len(names)} files of {kind}; they are kept in {folder}")
 
 
-def _is_index(path: Path, how: str) -> bool:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?{how}", uri=True)) as source:
+def _is_index(path: Path, alone: bool) -> bool:
+    with closing(open_for_reading(path, alone=alone)) as source:
         try:
-            return bool(source.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        except sqlite3.DatabaseError:
+            return bool(names_in_schema(source))
+        except DatabaseError:
             return False
 
 
-def _lost_before(source: sqlite3.Connection) -> list[str]:
+def _lost_before(source: Raw) -> list[str]:
     """What an earlier start has left out of the old index (maintenance/index_repair.py)."""
     rows = _Rows(source, "lost_rows", ["table_name", "key", "name", "dataset"])
     return [
@@ -192,7 +195,7 @@ def _lost_before(source: sqlite3.Connection) -> list[str]:
     ]
 
 
-def _has_lost_trajectories(source: sqlite3.Connection) -> bool:
+def _has_lost_trajectories(source: Raw) -> bool:
     rows = _Rows(source, "lost_rows", ["table_name"])
     return any(row["table_name"] == "trajectories" for row in rows)
 
@@ -216,7 +219,7 @@ def _lists(*texts: Any) -> bool:
 class _Rows:
     """Intact rows of a table of another file, as dicts."""
 
-    def __init__(self, source: sqlite3.Connection, table: str, columns: Sequence[str]):
+    def __init__(self, source: Raw, table: str, columns: Sequence[str]):
         self._source, self._table, self._columns = source, table, columns
         self.trouble = ""
         """Why a part was not read."""
@@ -235,7 +238,7 @@ class _Rows:
                 yield {name: row[name] for name in names}
             self.lost = reader.lost()
             self.trouble = reader.unread
-        except sqlite3.DatabaseError as error:
+        except DatabaseError as error:
             self.trouble = str(error)
 
 
@@ -257,7 +260,7 @@ def _has_checksums(row: dict[str, Any], store: Store, recovered: Recovered) -> b
     if row.get("checksums") is not None:
         return True
     try:
-        file = examine(store.path("policies", row["file"]))
+        file = store.examine("policies", row["file"])
     except OSError:
         file = None
     if file is None or file.sha256 != row["sha256"]:
@@ -290,7 +293,6 @@ def _dataset(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _insert(connection: Connection, table: str, rows: list[dict[str, Any]]) -> None:
     if rows:
-        # Without types: JSON is copied as text. OR IGNORE: a damaged page may contain rows that
-        # violate a constraint.
-        plain = sa.table(table, *map(sa.column, rows[0]))
-        connection.execute(plain.insert().prefix_with("OR IGNORE"), rows)
+        # Without types: JSON is copied as text. A damaged page may contain rows that violate a
+        # constraint.
+        connection.execute(insert_or_skip(sa.table(table, *map(sa.column, rows[0]))), rows)

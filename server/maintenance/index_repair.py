@@ -1,40 +1,55 @@
 """On startup: finds damage in the index, and sets apart the rows that it took.
 
     as at the last clean stop           nothing to do (clean_stop.py)
-    else every row is verified          and SQLite's own structure
+    else every row is verified          and the structure of the file
     damaged                             → a new index of the intact rows, under the old one's name;
                                           the old file stays beside it as index.sqlite.<time>
     what is lost cannot be named        → refused, with the command that rebuilds
 
 The new index holds every intact row unchanged, also those that refer to a lost one: their files
 stay known. Lost rows are listed in `lost_rows` (index/lost_rows.py). What other rows or files prove
-is put back: an index of SQLite (a b-tree), totals, a segment, a shard.
+is put back: an index of a table, totals, a segment, a shard.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from server.checksums import Source, examine
 from server.index import row_checksums
 from server.index.db import IndexUnusable, upgrade
+from server.index.dialect import (
+    TRIGGERS,
+    DatabaseError,
+    Error,
+    Raw,
+    insert_or_skip_raw,
+    integrity_check,
+    mend,
+    one_transaction,
+    open_damaged,
+    open_unused,
+    total_sql,
+)
 from server.index.row_checksums import quoted
-from server.index.schema_copy import mend_schema
 from server.index.table_reader import TableReader, first_wrong_row
-from server.index.tables import TRIGGERS, metadata
-from server.index.wal import mend_wal
+from server.index.tables import metadata
 from server.maintenance.clean_stop import take_mark
 from server.maintenance.rebuild import _replace as replace_index
-from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.shards import (
+    ShardDamaged,
+    check_digest,
+    read_batches,
+    read_footer,
+    shard_file,
+)
 from server.storage.store import Store
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -53,9 +68,8 @@ def repair_index(index: Path, store: Store) -> None:
     """Make the index fit to be served. Raises `IndexUnusable`."""
     if take_mark(index) or not index.exists():
         return
-    mend_schema(index)
     try:
-        if trouble := mend_wal(index).trouble:
+        if trouble := mend(index).trouble:
             raise CannotName(trouble)
         found = damage(index)
         if not found:
@@ -64,7 +78,7 @@ def repair_index(index: Path, store: Store) -> None:
         if SCHEMA in found:
             raise CannotName(SCHEMA)
         lost = _Salvage(index, store).run()
-    except (sqlite3.Error, CannotName) as error:
+    except (Error, CannotName) as error:
         raise IndexUnusable(
             f"{index} is damaged ({error}); rebuild it from the files:"
             f" stepwell fsck --rebuild --data {index.parent}"
@@ -75,28 +89,23 @@ def repair_index(index: Path, store: Store) -> None:
 def damage(index: Path) -> list[str]:
     """What is wrong with an index, in words; empty if nothing is."""
     try:
-        with contextlib.closing(sqlite3.connect(index)) as source:
-            if not source.execute("PRAGMA user_version").fetchone()[0] and not _protected(source):
-                return []  # from before rows had checksums, or empty
+        with closing(open_unused(index)) as source:
+            if not row_checksums.rows_are_protected(source):
+                return []
             with ThreadPoolExecutor(1) as beside:
                 structure = beside.submit(_wrong_structure, index)
                 found = [] if row_checksums.schema_is_intact(source) else [SCHEMA]
                 if wrong := first_wrong_row(source):
                     found.append(wrong)
             return structure.result() + found
-    except sqlite3.DatabaseError as error:  # of one page: the others may be readable
+    except DatabaseError as error:  # of one page: the others may be readable
         return [str(error)]
 
 
 def _wrong_structure(index: Path) -> list[str]:
-    """What SQLite finds, which takes no turns with Python's threads."""
-    with contextlib.closing(sqlite3.connect(index)) as source:
-        return [line for (line,) in source.execute("PRAGMA integrity_check(20)") if line != "ok"]
-
-
-def _protected(source: sqlite3.Connection) -> bool:
-    text = "SELECT count(*) FROM sqlite_master WHERE sql LIKE '%row_crc(%'"
-    return bool(source.execute(text).fetchone()[0])
+    """What the database finds, which takes no turns with Python's threads."""
+    with closing(open_unused(index)) as source:
+        return integrity_check(source, most=20)
 
 
 @dataclass(slots=True)
@@ -104,7 +113,7 @@ class _Lost:
     table: str
     values: dict[str, Any]
     damaged: bool = False
-    """The values are those of a damaged row, not of SQLite's indexes."""
+    """The values are those of a damaged row, not of the table's indexes."""
     key: list[Any] = field(default_factory=list)
 
 
@@ -117,17 +126,11 @@ class _Salvage:
 
     def run(self) -> int:
         """Returns the number of rows that are lost for good."""
-        new = self._store.root / "tmp" / "index.sqlite"
+        new = self._index.parent / "tmp" / self._index.name
         upgrade(new)
-        source = sqlite3.connect(f"file:{self._index}?mode=ro", uri=True)
-        # A damaged text may be no text: its row is then lost, and not the whole table.
-        source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-        with contextlib.closing(source), contextlib.closing(sqlite3.connect(new)) as target:
-            target.isolation_level = None
-            row_checksums.register(target)
+        with closing(open_damaged(self._index)) as source, one_transaction(new) as target:
             if not row_checksums.schema_is_intact(source):
                 raise CannotName(SCHEMA)
-            target.execute("BEGIN IMMEDIATE")
             for name in TRIGGERS:  # they refuse rows whose companions are lost
                 target.execute(f"DROP TRIGGER {name}")
             target.execute("DELETE FROM counters")
@@ -139,26 +142,25 @@ class _Salvage:
                 target.execute(trigger)
             row_checksums.seal_schema(target)
             failpoint("repair.before_commit")
-            target.execute("COMMIT")
         failpoint("repair.after_commit")
         replace_index(self._index, new)
         return len(self._lost)
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _copy(self, source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> None:
+    def _copy(self, source: Raw, target: Raw, table: str) -> None:
         reader = TableReader(source, table)
         if set(reader.columns) != {column.name for column in metadata.tables[table].c}:
             raise CannotName(f"the table {table} is of another revision")
         if not reader.protected:
             raise CannotName(f"the rows of {table} carry no checksums")
         for row in reader.rows():
-            _insert(target, table, row)
+            insert_or_skip_raw(target, table, row)
         damaged = {id(row) for row in reader.wrong}
         for row in reader.lost():
             key = [row.get(name) for name in reader.key]
             if id(row) not in damaged and row.keys() >= {*reader.columns}:
-                _insert(target, table, row)  # an index of SQLite holds the whole row
+                insert_or_skip_raw(target, table, row)  # an index of the table holds the whole row
             else:
                 self._lost.append(_Lost(table, row, id(row) in damaged, key))
         if reader.nameless():
@@ -168,7 +170,7 @@ class _Salvage:
 
     # --- what else tells --------------------------------------------------------------------------
 
-    def _put_back(self, target: sqlite3.Connection) -> None:
+    def _put_back(self, target: Raw) -> None:
         by_table = {table: self._of(table) for table in ("counters", "segments", "shards")}
         if by_table["counters"]:
             raise CannotName("counters")
@@ -193,16 +195,16 @@ class _Salvage:
     def _of(self, table: str) -> list[_Lost]:
         return [lost for lost in self._lost if lost.table == table]
 
-    def _segment(self, target: sqlite3.Connection, lost: _Lost) -> None:
+    def _segment(self, target: Raw, lost: _Lost) -> None:
         """Its file is there, or its trajectories are damaged: recovery decides as for any other."""
         name, pk = lost.values.get("name"), lost.values.get("pk")
         if lost.damaged or name is None or pk is None:
             raise CannotName("segments")
         row = {"pk": pk, "name": name, "state": "open", "created_at": time.time()}
-        _insert(target, "segments", row)
+        insert_or_skip_raw(target, "segments", row)
         self._lost.remove(lost)
 
-    def _shard(self, target: sqlite3.Connection, lost: _Lost) -> None:
+    def _shard(self, target: Raw, lost: _Lost) -> None:
         """From its file, if that holds what the rows of its trajectories say; else quarantined:
         its trajectories are then named wherever they are left out."""
         identity, pk = lost.values.get("id"), lost.values.get("pk")
@@ -211,26 +213,27 @@ class _Salvage:
         row = self._shard_row(target, str(identity), int(pk))
         if row is None:
             return  # a deleted one: nothing refers to it
-        _insert(target, "shards", {**row, "pk": pk, "id": identity, "created_at": time.time()})
+        row |= {"pk": pk, "id": identity, "created_at": time.time()}
+        insert_or_skip_raw(target, "shards", row)
         self._lost.remove(lost)
 
-    def _shard_row(self, target: sqlite3.Connection, identity: str, pk: int) -> Any:
+    def _shard_row(self, target: Raw, identity: str, pk: int) -> Any:
         members = target.execute(
             "SELECT id, digest, traj_idx, row_start, dataset_pk, partition, seq, state"
             " FROM trajectories WHERE shard_pk = ?",
             (pk,),
         ).fetchall()
         places = [
-            (partition, path)
+            partition
             for partition in ("fifo", "protected")
-            if (path := self._store.path(f"shards/{partition}", f"{identity}.parquet")).exists()
+            if self._store.exists(*shard_file(partition, identity))
         ]
         if not members and not places:
             return None
         seqs = [member[6] for member in members] or [0]
         row = {
             "dataset_pk": members[0][4] if members else None,
-            "partition": places[0][0] if places else members[0][5],
+            "partition": places[0] if places else members[0][5],
             "state": "quarantined",
             "sha256": "",
             "bytes": 0,
@@ -241,9 +244,10 @@ class _Salvage:
             "checksums": b"",
         }
         try:
-            path = places[0][1]
-            footer = read_footer(Source(path))
-            for number, (entry, batch) in enumerate(read_batches(Source(path))):
+            file = shard_file(places[0], identity)
+            source = self._store.source(*file)
+            footer = read_footer(source)
+            for number, (entry, batch) in enumerate(read_batches(source)):
                 check_digest(entry, batch, footer.spec)
                 if entry.id != footer.entries[number].id:
                     return row
@@ -251,7 +255,7 @@ class _Salvage:
                 entry = footer.entries[member[2]]
                 if (entry.id, entry.digest, entry.row_start) != (member[0], member[1], member[3]):
                     return row
-            found = examine(path)
+            found = self._store.examine(*file)
         except (OSError, ShardDamaged, InvalidData, IndexError, TypeError):
             return row
         alive = any(member[7] != "evicted" for member in members)
@@ -259,7 +263,7 @@ class _Salvage:
         return row | {
             "state": "live" if alive else "retired",
             "sha256": found.sha256,
-            "bytes": found.size,
+            "bytes": found.bytes,
             "checksums": found.checksums,
             "rows": sum(entry.rows for entry in footer.entries),
             "trajectories": len(footer.entries),
@@ -269,7 +273,7 @@ class _Salvage:
 
     # --- what is lost -----------------------------------------------------------------------------
 
-    def _write_lost(self, target: sqlite3.Connection) -> None:
+    def _write_lost(self, target: Raw) -> None:
         names = dict(target.execute("SELECT pk, name FROM datasets"))
         runs = dict(target.execute("SELECT pk, name FROM runs"))
         for lost in self._of("datasets"):
@@ -290,11 +294,11 @@ class _Salvage:
                 "dataset": _text(dataset),
                 "found_at": now,
             }
-            _insert(target, "lost_rows", row)
+            insert_or_skip_raw(target, "lost_rows", row)
             log.error("a row of the index is lost", **row)
 
 
-def _disown(target: sqlite3.Connection, lost: _Lost) -> None:
+def _disown(target: Raw, lost: _Lost) -> None:
     """Let what refers to a lost row refer to nothing: its number is given to a new row one day."""
     pk = lost.values.get("pk")
     if not isinstance(pk, int):
@@ -309,22 +313,14 @@ def _disown(target: sqlite3.Connection, lost: _Lost) -> None:
             )
 
 
-def _count_again(target: sqlite3.Connection) -> None:
+def _count_again(target: Raw) -> None:
     """The running totals, from the rows."""
     target.execute("DELETE FROM partition_stats")
     target.execute(
         "INSERT INTO partition_stats (dataset_pk, bucket, trajectories, steps, bytes, return_sum)"
         " SELECT dataset_pk, CASE purpose WHEN 'eval' THEN 'eval' ELSE partition END AS b,"
-        ' count(*), sum(length), sum(bytes), total("return") FROM trajectories'
+        f" count(*), sum(length), sum(bytes), {total_sql(quoted('return'))} FROM trajectories"
         " WHERE state <> 'evicted' GROUP BY dataset_pk, b"
-    )
-
-
-def _insert(target: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
-    names = ", ".join(map(quoted, row))
-    marks = ", ".join("?" * len(row))
-    target.execute(
-        f"INSERT OR IGNORE INTO {quoted(table)} ({names}) VALUES ({marks})", list(row.values())
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
 
 import sqlalchemy as sa
@@ -12,6 +11,7 @@ import structlog
 from server.auth import TokenStore
 from server.index.db import Database
 from server.index.deleted_files import delete_given_up
+from server.index.dialect import DAMAGE, disk_problem, quick_check, raw_of, reason
 from server.index.table_reader import first_wrong_row
 from server.ingest.pipeline import Ingest
 from server.ingest.seal import delete_consumed
@@ -25,7 +25,7 @@ from server.maintenance.shard_deletion import (
     has_deadlines,
 )
 from server.maintenance.unknown_files import UnknownFileSweeper, unknown_data
-from server.problems import ProblemError, disk_problem
+from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.store import Store
 from stepwell._background import BackgroundLoop
@@ -111,18 +111,15 @@ class MaintenanceLoop:
             log.warning("files in quarantine hold what the index does not know", files=self.aside)
 
     def _look_at_index(self) -> None:
-        """A damaged page is noticed when SQLite reads it, a damaged row by the next start, both
+        """A damaged page is noticed when it is read, a damaged row by the next start, both
         perhaps in a year: look now."""
         try:
             with self._db.read() as connection:
-                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-                plain = connection.connection.driver_connection
-                assert plain is not None
-                if found == "ok" and (wrong := first_wrong_row(plain)):
-                    found = wrong
-        except (sa.exc.DatabaseError, sqlite3.DatabaseError) as error:
-            found = str(getattr(error, "orig", error))
-        if found != "ok":
+                raw = raw_of(connection)
+                found = quick_check(raw) or first_wrong_row(raw)
+        except DAMAGE as error:
+            found = reason(error)
+        if found:
             self._index_trouble = (
                 f"the index is damaged ({found}): restart the service, which leaves out what is"
                 " lost, or stop it and run stepwell fsck --rebuild --data DIR"

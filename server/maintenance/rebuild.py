@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,30 +20,30 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source, examine
 from server.index.db import (
     Database,
-    into_one_file,
     next_change_id,
     next_dataset_pk,
     next_epoch,
     upgrade,
 )
+from server.index.dialect import DatabaseError
 from server.index.index_file import foreign_log, read_index_mark
 from server.index.tables import datasets, shards
+from server.index.wal import absorb_log, into_one_file, rename_log
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
 from server.ingest.seal import NewShard, insert_shard_row
-from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile, open_segment
 from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
-from server.maintenance.unknown_files import quarantined_files
+from server.maintenance.unknown_files import SHARD_FOLDERS, quarantined_files
 from server.maintenance.version_recovery import insert_versions, protect
 from server.storage.mark import NAME as MARK
 from server.storage.mark import write_mark
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
-from server.storage.store import Store, Stored, sync_directory
+from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
 from stepwell.spaces import EnvSpec
@@ -99,7 +98,7 @@ def rebuild(data: Path) -> Rebuilt:
     store = Store(data)
     store.clear_tmp()
     for file in quarantined_files(store):
-        if not store.path(file.folder, file.name).exists():
+        if not store.exists(file.folder, file.name):
             store.take_back(file.folder, file.name)
     index, new = data / "index.sqlite", data / "tmp" / "index.sqlite"
     upgrade(new)
@@ -150,7 +149,7 @@ def _in_no_file(found: dict[str, _Found], recovered: Recovered) -> Iterator[str]
 
 def _replace(index: Path, new: Path) -> None:
     """Rename `new` to `index`; keep the old index as index.sqlite.<time>."""
-    # Both become one file: SQLite would apply a WAL that the old index left to the new one.
+    # Both become one file: a log that the old index left would be applied to the new one.
     into_one_file(new)
     stamp = int(time.time())
     while (kept := index.with_name(f"{index.name}.{stamp}")).exists():
@@ -158,18 +157,11 @@ def _replace(index: Path, new: Path) -> None:
     foreign = bool(foreign_log(index))
     if index.exists():
         if not foreign:
-            with contextlib.suppress(sqlite3.DatabaseError):
-                with contextlib.closing(sqlite3.connect(index)) as connection:
-                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with contextlib.suppress(DatabaseError):
+                absorb_log(index)
         os.link(index, kept)
-    # Still there if the old index is damaged or lost, or the log another's, which SQLite is then
-    # not to find beside the old index.
-    for suffix, name in (
-        ("-wal", f"{kept}.log" if foreign else f"{kept}-wal"),
-        ("-shm", f"{kept}-shm"),
-    ):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{index}{suffix}", name)
+    # Still there if the old index is damaged or lost, or the log another's.
+    rename_log(index, kept, foreign=foreign)
     failpoint("rebuild.before_rename")
     os.rename(new, index)
     sync_directory(index.parent)
@@ -180,15 +172,14 @@ def _read_segments(
     connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
 ) -> None:
     for name in store.names("segments"):
-        path = store.path("segments", name)
-        if path.stat().st_size <= len(MAGIC):
+        if store.size("segments", name) <= len(MAGIC):
             continue
         try:
-            file = SegmentFile(path)
+            file = open_segment(store, name)
         except SegmentDamaged:
             result.unreadable.append(name)
             continue
-        pk = insert_segment(connection, name, path.stat().st_mtime)
+        pk = insert_segment(connection, name, store.modified_at("segments", name))
         result.segments += 1
         earlier = set()  # datasets of the same name, but with another spec
         for record in _records(file, result):
@@ -228,17 +219,16 @@ def _read_shards(
 ) -> None:
     unfinished = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
     files = [
-        (partition, name)
-        for partition in ("fifo", "protected")
-        for name in store.names(f"shards/{partition}")
+        (folder, name)
+        for folder in SHARD_FOLDERS
+        for name in store.names(folder)
         if name.removesuffix(".parquet") not in unfinished
     ]
     # By name, which is by age: of two copies (a compaction's old and new) the newer one wins.
-    for partition, name in sorted(files, key=lambda file: file[1]):
-        path = store.path(f"shards/{partition}", name)
+    for folder, name in sorted(files, key=lambda file: file[1]):
         try:
-            file = examine(path)
-            source = Source(path, file.size, file.checksums)
+            stored = store.examine(folder, name)
+            source = store.source(folder, name, stored.bytes, stored.checksums)
             footer = read_footer(source)
             # No other digest exists: all content is verified, which is slow.
             for entry, batch in read_batches(source):
@@ -250,11 +240,9 @@ def _read_shards(
         if dataset.spec.digest != footer.spec.digest:
             result.unreadable.append(name)  # of an earlier dataset with that name
             continue
-        stored = Stored(path, file.size, file.sha256, file.checksums)
-        shard = NewShard(
-            name.removesuffix(".parquet"), 0, partition, stored, list(footer.entries), []
-        )
-        pk = insert_shard_row(connection, shard, None, path.stat().st_mtime)
+        shard_id, partition = name.removesuffix(".parquet"), folder.removeprefix("shards/")
+        shard = NewShard(shard_id, 0, partition, stored, list(footer.entries), [])
+        pk = insert_shard_row(connection, shard, None, store.modified_at(folder, name))
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from server.index.annotation_rows import drop_annotations
 from server.index.db import SERVICE, Database, count_audit, next_change_id
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.dialect import elements
 from server.index.mirror_base import forget_tombstones
 from server.index.tables import (
     leases,
@@ -29,7 +30,7 @@ from server.index.tables import (
 )
 from server.ingest.index_rows import make_tombstones
 from server.settings import Settings
-from server.storage.hold import deleting
+from server.storage.shards import shard_file
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -77,10 +78,10 @@ def delete_marked(db: Database, store: Store) -> int:
         ).all()
     for done, (pk, shard_id, partition) in enumerate(marked):
         failpoint("delete.after_mark")
-        with deleting(store.root) as allowed:
+        with store.deleting() as allowed:
             if not allowed:
                 return done
-            store.delete(f"shards/{partition}", f"{shard_id}.parquet")
+            store.delete(*shard_file(partition, shard_id))
         failpoint("delete.after_unlink")
         with db.write() as connection:
             _delete_rows(connection, pk, db.uptime())
@@ -137,7 +138,7 @@ def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
     refers to them any more.
     """
     n, built_on = snapshots.c, snapshots.alias()
-    named = sa.func.json_each(runs.c.snapshots).table_valued("value")
+    named = elements(runs.c.snapshots)
     old = sa.and_(
         n.created_uptime < before,
         n.pk.not_in(sa.select(built_on.c.base_pk).where(built_on.c.base_pk.is_not(None))),

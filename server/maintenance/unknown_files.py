@@ -8,18 +8,16 @@ is older than the files. What the index misses was taken from them before (adopt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 import structlog
 
-from server.checksums import Source
 from server.index.db import Database
 from server.index.tables import FILES, deleted_files, shards, snapshots
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.index_rows import find_known
-from server.ingest.segments import SegmentDamaged, SegmentFile
-from server.storage.shards import ShardDamaged, read_footer
+from server.ingest.segments import SegmentDamaged, open_segment
+from server.storage.shards import ShardDamaged, read_footer, shard_file
 from server.storage.store import QUARANTINE, Store
 
 log = structlog.get_logger("stepwell.unknown_files")
@@ -41,7 +39,7 @@ def unknown_files(db: Database, store: Store) -> list[UnknownFile]:
     with db.read() as connection:
         s = shards.c
         rows = connection.execute(sa.select(s.partition, s.id).where(s.state != "deleted"))
-        there = {(f"shards/{row[0]}", f"{row[1]}.parquet") for row in rows}
+        there = {shard_file(*row) for row in rows}
         for table in (snapshots, *FILES):
             there |= {(table.name, r[0]) for r in connection.execute(sa.select(table.c.file))}
         there |= {(row.folder, row.name) for row in connection.execute(sa.select(deleted_files))}
@@ -87,21 +85,23 @@ def unknown_data(db: Database, store: Store) -> list[str]:
     for file in quarantined_files(store):
         if file.folder == snapshots.name:
             continue
-        ids = ids_of(store.root / QUARANTINE / file.folder / file.name)
+        ids = ids_of(store, file)
         with db.read() as connection:
             if not ids or len(find_known(connection, ids)) < len(set(ids)):
                 found.append(f"{file.folder}/{file.name}")
     return found
 
 
-def ids_of(path: Path) -> list[str]:
-    """The trajectories that a shard or a segment holds; none for other and unreadable files."""
+def ids_of(store: Store, file: UnknownFile) -> list[str]:
+    """The trajectories that a shard or a segment in quarantine holds; none for other and unreadable
+    files."""
+    place = f"{QUARANTINE}/{file.folder}"
     try:
-        if path.suffix == ".seg":
-            records = SegmentFile(path).all_records()
+        if file.name.endswith(".seg"):
+            records = open_segment(store, file.name, place).all_records()
             return [record.entry.id for record in records if "entry" in record.head]
-        if path.parent.parent.name == "shards":
-            return [entry.id for entry in read_footer(Source(path)).entries]
+        if file.folder in SHARD_FOLDERS:
+            return [entry.id for entry in read_footer(store.source(place, file.name)).entries]
     except (ShardDamaged, SegmentDamaged, OSError):
         pass
     return []

@@ -10,18 +10,20 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import examine
+from server.index.dialect import elements_sql
 from server.index.tables import datasets, versions
 from server.maintenance.index_recovery import Recovered, set_aside
 from server.storage.store import Store
 from server.storage.version_file import VersionDamaged, VersionFile, read_version
 
 _MEMBERS = sa.text(
-    "SELECT t.pk, t.id, t.digest FROM json_each(:ids) AS j"
+    f"SELECT t.pk, t.id, t.digest FROM {elements_sql('ids')} AS j"
     " CROSS JOIN trajectories AS t ON t.id = j.value"
     " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
 )
-_INSERT = sa.text("INSERT INTO version_trajectories SELECT :version, value FROM json_each(:pks)")
+_INSERT = sa.text(
+    f"INSERT INTO version_trajectories SELECT :version, value FROM {elements_sql('pks')}"
+)
 
 
 def protect(store: Store, recovered: Recovered) -> dict[str, VersionFile]:
@@ -29,7 +31,7 @@ def protect(store: Store, recovered: Recovered) -> dict[str, VersionFile]:
     found: dict[str, VersionFile] = {}
     for name in store.names("versions"):
         try:
-            file = found[name] = read_version(store.path("versions", name))
+            file = found[name] = read_version(store.source("versions", name))
         except VersionDamaged as error:
             recovered.lost.append(f"a version: {error}")
             continue
@@ -57,17 +59,14 @@ def insert_versions(
         rows = connection.execute(_MEMBERS, {"ids": ids, "dataset": pk}).all()
         there = [row.pk for row in rows if file.members[row.id] == row.digest]
         missing = len(file.members) - len(there)
-        stored = examine(store.path("versions", name))
+        stored = store.examine("versions", name)
         version = connection.execute(
             sa.insert(versions)
             .values(
                 dataset_pk=pk,
                 **header.model_dump(exclude={"dataset"}),
                 missing=missing,
-                sha256=stored.sha256,
-                file=name,
-                bytes=stored.size,
-                checksums=stored.checksums,
+                **stored.columns,
             )
             .returning(versions.c.pk)
         ).scalar_one()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.index.db import first_rows, newest_first
-from server.index.tables import audit
+from server.registry import audit
 from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import AuditEntry, Page
 
@@ -15,9 +14,4 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 @router.get("")
 def list_audit(service: ServiceDep, limit: Limit = 100, cursor: Cursor = None) -> Page[AuditEntry]:
     """Newest first."""
-    with service.db.read() as c:
-        rows, last = first_rows(c, newest_first(audit, cursor), limit)
-    return Page[AuditEntry](
-        items=[AuditEntry.model_validate(dict(row)) for row in rows],
-        next=None if last is None else str(last["pk"]),
-    )
+    return audit.page(service.db, limit, cursor)

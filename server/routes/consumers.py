@@ -10,35 +10,17 @@ registers and when its ratio changes: a dataset that was full before does not ma
 
 from __future__ import annotations
 
-import math
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Path
-from pydantic import ValidationError
-from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import (
-    Database,
-    count_audit,
-    find_pk,
-    find_row,
-    first_rows,
-    get_row,
-    write_audit,
-)
-from server.index.tables import consumers, datasets
-from server.problems import ProblemError, not_found
+from server.registry import consumers
 from server.service import Caller, Limit, ServiceDep
-from stepwell.messages import Consumer, Page, PatchConsumer, PutConsumer, SampleRatio
+from stepwell.messages import Consumer, Page, PatchConsumer, PutConsumer
 
 router = APIRouter(prefix="/v1/datasets/{name}/consumers", tags=["consumers"])
 
 ConsumerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-
-ALIVE_SECONDS = 45.0
-"""Uptime after which a consumer that does not report no longer makes collectors wait."""
 
 
 @router.put("/{consumer}")
@@ -46,27 +28,7 @@ def put_consumer(
     service: ServiceDep, name: str, consumer: ConsumerName, body: PutConsumer, caller: Caller
 ) -> Consumer:
     """Report samples, or register; 404 if it is not registered and the body has no ratio."""
-    with service.db.write() as c:
-        pk = find_pk(c, datasets, name)
-        row = find_row(c, consumers, dataset_pk=pk, name=consumer)
-        if row is None and body.ratio is None:
-            raise not_found("consumer", consumer)
-        values: dict[str, Any] = {"samples": body.samples, **_seen(service.db)}
-        ratio = body.ratio
-        if ratio is not None and (
-            row is None or ratio != _ratio(row) or body.samples < row["samples"]
-        ):
-            values |= _begin(c, pk, ratio, body.samples)
-            _note_ratio(c, caller, name, consumer, ratio)
-        else:
-            count_audit(c, caller, "consumer.report", f"{name}/{consumer}")
-        if row is None:
-            fixed = {"dataset_pk": pk, "name": consumer, "created_at": time.time()}
-            c.execute(sa.insert(consumers).values(**fixed, **values))
-        else:
-            _update(c, row, values)
-        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
-        return _message(c, service.db, name, row)
+    return consumers.report(service.db, name, consumer, body, caller)
 
 
 @router.patch("/{consumer}")
@@ -74,26 +36,7 @@ def patch_consumer(
     service: ServiceDep, name: str, consumer: ConsumerName, body: PatchConsumer, caller: Caller
 ) -> Consumer:
     """Change the ratio from here on, while both sides run."""
-    with service.db.write() as c:
-        pk = find_pk(c, datasets, name)
-        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
-        changes = body.model_dump(exclude_none=True)
-        try:
-            ratio = SampleRatio(**{**_ratio(row).model_dump(), **changes})
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ProblemError(
-                422,
-                "validation_error",
-                f"{where}: {first['msg']}".removeprefix(": "),
-                got=repr(changes)[:200],
-            ) from None
-        if ratio != _ratio(row):
-            _update(c, row, _begin(c, pk, ratio, row["samples"]))
-            _note_ratio(c, caller, name, consumer, ratio)
-        row = get_row(c, consumers, dataset_pk=pk, name=consumer)
-        return _message(c, service.db, name, row)
+    return consumers.change(service.db, name, consumer, body, caller)
 
 
 @router.get("")
@@ -101,82 +44,10 @@ def list_consumers(
     service: ServiceDep, name: str, limit: Limit = 100, cursor: str | None = None
 ) -> Page[Consumer]:
     """Sorted by name, including those that no longer report."""
-    query = sa.select(consumers).order_by(consumers.c.name)
-    with service.db.read() as c:
-        query = query.where(consumers.c.dataset_pk == find_pk(c, datasets, name))
-        if cursor is not None:
-            query = query.where(consumers.c.name > cursor)
-        rows, last = first_rows(c, query, limit)
-        items = [_message(c, service.db, name, row) for row in rows]
-    return Page[Consumer](items=items, next=None if last is None else last["name"])
+    return consumers.page(service.db, name, limit, cursor)
 
 
 @router.delete("/{consumer}", status_code=204)
 def delete_consumer(service: ServiceDep, name: str, consumer: ConsumerName, caller: Caller) -> None:
     """Unregister: collectors no longer wait for it. A trainer that still reports registers anew."""
-    c_ = consumers.c
-    with service.db.write() as c:
-        pk = find_pk(c, datasets, name)
-        get_row(c, consumers, dataset_pk=pk, name=consumer)
-        c.execute(sa.delete(consumers).where(c_.dataset_pk == pk, c_.name == consumer))
-        write_audit(c, caller, "consumer.delete", f"{name}/{consumer}")
-
-
-def _note_ratio(c: Connection, who: str, dataset: str, consumer: str, ratio: SampleRatio) -> None:
-    write_audit(c, who, "consumer.ratio", f"{dataset}/{consumer}", **ratio.model_dump())
-
-
-def _begin(c: Connection, dataset_pk: int, ratio: SampleRatio, samples: int) -> dict[str, Any]:
-    """The columns of a ratio that holds from now on, with neither side ahead."""
-    inserted = _inserted(c, dataset_pk)
-    base = inserted - min(inserted, ratio.min_size) - samples / ratio.samples_per_insert
-    return {**ratio.model_dump(), "base": base}
-
-
-def _inserted(c: Connection, dataset_pk: int) -> int:
-    query = sa.select(datasets.c.inserted_steps).where(datasets.c.pk == dataset_pk)
-    return int(c.execute(query).scalar_one())
-
-
-def _seen(db: Database) -> dict[str, float]:
-    return {"updated_at": time.time(), "updated_uptime": db.uptime()}
-
-
-def _update(c: Connection, row: RowMapping, values: dict[str, Any]) -> None:
-    c_ = consumers.c
-    mine = (c_.dataset_pk == row["dataset_pk"], c_.name == row["name"])
-    c.execute(sa.update(consumers).where(*mine).values(**values))
-
-
-def _ratio(row: RowMapping) -> SampleRatio:
-    return SampleRatio(**{name: row[name] for name in SampleRatio.model_fields})
-
-
-def limits(row: dict[str, Any], samples: int, inserted: int) -> tuple[int, int]:
-    """`samples_until` and `inserts_until` of a consumer that has drawn `samples`."""
-    per_insert, min_size = row["samples_per_insert"], row["min_size"]
-    least = row["base"] + min_size
-    full = inserted >= min_size
-    samples_until = math.floor((inserted - least) * per_insert + row["buffer"]) if full else 0
-    inserts_until = math.ceil(least + (samples + row["buffer"]) / per_insert)
-    # Integers that every JSON parser represents exactly.
-    return min(max(0, samples_until), 2**53), min(max(min_size, inserts_until), 2**53)
-
-
-def _message(c: Connection, db: Database, dataset: str, row: RowMapping) -> Consumer:
-    samples, inserted = row["samples"], _inserted(c, row["dataset_pk"])
-    samples_until, inserts_until = limits(dict(row), samples, inserted)
-    return Consumer(
-        dataset=dataset,
-        name=row["name"],
-        ratio=_ratio(row),
-        samples=samples,
-        inserted=inserted,
-        samples_until=samples_until,
-        inserts_until=inserts_until,
-        may_sample=samples < samples_until,
-        may_insert=inserted < inserts_until,
-        alive=db.uptime() - row["updated_uptime"] < ALIVE_SECONDS,
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )
+    consumers.delete(service.db, name, consumer, caller)

@@ -1,9 +1,6 @@
 """Stored files over HTTP: a body that becomes a file, and a file as a response.
 
-    receive     body → DIR/tmp (hashed while it streams)
-    insert_row  rename → description → one index row; the same bytes again replace a damaged file
-
-A file whose row was not written (a crash in between) is quarantined by the next start.
+    receive     body → DIR/tmp (hashed while it streams); then registry/stored_files.py
 
 Every byte is verified before it is sent, also for a Range. If the start of the file is damaged, the
 response is a problem. If damage is found later, the connection is aborted, so that an incomplete
@@ -13,28 +10,19 @@ response never looks complete.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-import sqlalchemy as sa
-import structlog
 from fastapi import Request
-from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
 
 from server.answer_memory import PIECE, READ, Answer, Damaged
 from server.body_memory import STREAM_CHUNK
-from server.checksums import CheckedFile, Corrupt, Source, examine
-from server.index.deleted_files import delete_given_up, give_up_files
+from server.checksums import CheckedFile, Corrupt, Source
 from server.problems import ProblemError
 from server.service import Service
-from server.storage.descriptions import FOLDER, describe, name_of
-from server.storage.store import Stored, Writer
-from stepwell.failpoints import failpoint
+from server.storage.store import Writer
 
-R = TypeVar("R")
-log = structlog.get_logger("stepwell.files")
 AHEAD = 1 << 20
 """Bytes that are checked before the response starts: damage in them has a response of its own."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -60,78 +48,6 @@ async def receive(request: Request, writer: Writer) -> bytes:
 def media_type_of(request: Request) -> str:
     """The declared media type of the body, without parameters; "" if there is none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def insert_row(
-    service: Service,
-    table: sa.Table,
-    writer: Writer,
-    insert: Callable[[Connection, Stored], tuple[int, R, bool]],
-    *,
-    description: Mapping[str, Any],
-    points: tuple[str, str],
-) -> tuple[R, bool]:
-    """Complete a written file of a table of `tables.FILES`, describe it (storage/descriptions.py),
-    and insert its row.
-
-    `insert(connection, file)` returns (pk of the row, result, whether the row is new), or raises:
-    then the file is deleted. Returns the result and whether the row is new. If the row exists
-    already, with the same bytes, the file replaces the stored one if that is damaged, and is
-    deleted otherwise. `points`: failpoints after the rename and after such a replacement.
-    """
-    stored = writer.commit()
-    failpoint(points[0])
-    try:
-        describe(service.store, stored.path.name, stored.sha256, description)
-        with service.db.write() as c:
-            pk, result, new = insert(c, stored)
-    except BaseException:
-        _discard(service, table, stored)
-        raise
-    if not new and not _replace_damaged(service, table, pk, stored, points[1]):
-        _discard(service, table, stored)
-    return result, new
-
-
-def _discard(service: Service, table: sa.Table, stored: Stored) -> None:
-    """Delete a file that never had a row."""
-    service.store.delete(table.name, stored.path.name)
-    service.store.delete(FOLDER, name_of(stored.path.name))
-
-
-def _replace_damaged(
-    service: Service, table: sa.Table, pk: int, stored: Stored, point: str
-) -> bool:
-    """Replace a damaged file by the same bytes, received again. False if it is not damaged."""
-    t, folder = table.c, table.name
-    with service.db.read() as c:
-        row = c.execute(sa.select(t.file, t.sha256).where(t.pk == pk)).one_or_none()
-    if row is None:
-        return False
-    try:
-        if examine(service.store.path(folder, row.file)).sha256 == row.sha256:
-            return False
-    except OSError as error:
-        log.warning("a file cannot be read", file=f"{folder}/{row.file}", error=str(error))
-    with service.db.write() as c:
-        hit = c.execute(
-            sa.update(table)
-            .where(t.pk == pk, t.file == row.file)
-            .values(
-                file=stored.path.name,
-                bytes=stored.bytes,
-                checksums=stored.checksums,
-                verified_at=time.time(),
-            )
-        ).rowcount
-        if hit:
-            give_up_files(c, folder, [row.file])
-    failpoint(point)
-    if hit:
-        delete_given_up(service.db, service.store)
-        service.integrity.damaged_files.discard(f"{folder}/{row.file}")
-        log.info("a damaged file was replaced", file=f"{folder}/{row.file}")
-    return bool(hit)
 
 
 class StoredFile(Answer):
@@ -177,7 +93,8 @@ def _parts_of(source: Source, first: int, last: int) -> Callable[[], Iterator[by
     def parts() -> Iterator[bytes]:
         begun = False
         try:
-            with CheckedFile(str(source.path), source.size, source.checksums or b"") as file:
+            with source.open() as file:
+                assert isinstance(file, CheckedFile), "it has checksums"
                 for at in range(first, min(last, first + AHEAD), PIECE):
                     file.read_at(at, min(PIECE, last - at))
                 for at in range(first, last, PIECE):

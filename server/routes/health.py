@@ -7,7 +7,6 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from server.index.tables import REVISION
 from server.service import ServiceDep
 from stepwell import __version__
 from stepwell._plural import pluralize
@@ -66,7 +65,7 @@ def _health(service: ServiceDep, request: Request) -> Health:
     return Health(
         status=status,
         version=__version__,
-        database_revision=REVISION,
+        database_revision=service.db.revision,
         writable=trouble is None,
         detail="; ".join(why),
     )

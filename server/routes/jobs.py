@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import chain
-from typing import Any
+from functools import partial
 
 from fastapi import APIRouter
 
 from server.fsck import checks
-from server.imports.jobs import JobContext
 from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep
 from stepwell.messages import Job, JobAccepted, JobState, Page
 
@@ -30,20 +27,11 @@ def list_jobs(
 
 @router.post("/check_index", status_code=202)
 def check_index(service: ServiceDep, caller: Caller) -> JobAccepted:
-    """Check the index while the service runs: every row, SQLite's own checks, triggers, totals.
+    """Check the index while the service runs: rows, structure, triggers, totals.
 
     Its files are not read: `stepwell fsck` does that, while no service runs.
     """
-
-    def work(context: JobContext) -> dict[str, Any]:
-        with service.db.read() as connection:  # one state of the index, whatever is written
-            found = []
-            rows = checks.check_rows(connection, checks.Report())
-            for problem in chain(rows, checks.check_index(connection)):
-                found.append(asdict(problem))
-                context.check()
-        return {"clean": not found, "problems": found}
-
+    work = partial(checks.check_running, service.db)
     job = service.jobs.submit("check_index", work, {}, "reading the index", who=caller)
     return JobAccepted(job=job)
 

@@ -9,19 +9,13 @@ Only names and values are stored, never a shell string; the launcher validates t
 
 from __future__ import annotations
 
-import time
-from typing import Any, Literal
+from typing import Literal
 
-import sqlalchemy as sa
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
-from sqlalchemy.engine import Connection
 
-from server.index.db import count_audit, first_rows, newest_first, write_audit
-from server.index.tables import launches
-from server.problems import ProblemError, not_found
+from server.registry import launches
 from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep
-from stepwell import new_id
 from stepwell.messages import (
     Claimed,
     ClaimLaunch,
@@ -35,19 +29,11 @@ from stepwell.messages import (
 router = APIRouter(prefix="/v1/launches", tags=["launches"])
 
 State = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
-ENDED = ("finished", "failed", "cancelled")
-LISTED = [column for column in launches.c if column.name != "log"]
 
 
 @router.post("", status_code=201)
 def create_launch(service: ServiceDep, body: CreateLaunch, caller: Caller) -> Launch:
-    launch_id = f"la_{new_id()}"
-    values = {"id": launch_id, "state": "queued", "created_at": time.time(), **body.model_dump()}
-    with service.db.write() as c:
-        c.execute(sa.insert(launches).values(owner=caller, **values))
-        about = body.model_dump(include={"role", "recipe", "count"})
-        write_audit(c, caller, "launch.create", launch_id, **about)
-        return _read(c, launch_id)
+    return launches.create(service.db, body, caller)
 
 
 @router.get("")
@@ -59,47 +45,24 @@ def list_launches(
     cursor: Cursor = None,
 ) -> Page[Launch]:
     """Newest first."""
-    with service.db.read() as c:
-        query = newest_first(launches, cursor, role=role, state=state)
-        rows, last = first_rows(c, query.with_only_columns(*LISTED), limit)
-    items = [Launch(**row) for row in rows]
-    return Page[Launch](items=items, next=None if last is None else str(last["pk"]))
+    return launches.page(service.db, role=role, state=state, limit=limit, cursor=cursor)
 
 
 @router.post("/claim")
 def claim_launch(service: ServiceDep, body: ClaimLaunch, caller: Caller) -> Claimed:
     """Claim the oldest queued launch; null if there is none."""
-    # Two launchers never claim the same one: the index has one writer at a time.
-    with service.db.write() as c:
-        oldest = (
-            sa.select(launches.c.id)
-            .where(launches.c.state == "queued", launches.c.role.in_(body.roles))
-            .order_by(launches.c.pk)
-            .limit(1)
-        )
-        launch_id = c.execute(oldest).scalar()
-        if launch_id is None:
-            return Claimed(launch=None)
-        claimed = {"state": "claimed", "claimed_by": body.worker, "claimer": caller}
-        _set(c, launch_id, claimed_at=time.time(), **claimed)
-        write_audit(c, caller, "launch.claim", launch_id, worker=body.worker)
-        return Claimed(launch=_read(c, launch_id))
+    return Claimed(launch=launches.claim(service.db, body, caller))
 
 
 @router.get("/{launch_id}")
 def get_launch(service: ServiceDep, launch_id: str) -> Launch:
-    with service.db.read() as c:
-        return _read(c, launch_id)
+    return launches.get(service.db, launch_id)
 
 
 @router.get("/{launch_id}/log", response_class=PlainTextResponse)
 def get_launch_log(service: ServiceDep, launch_id: str) -> str:
     """The end of the output of its processes."""
-    with service.db.read() as c:
-        text = c.execute(sa.select(launches.c.log).where(launches.c.id == launch_id)).scalar()
-    if text is None:
-        raise not_found("launch", launch_id)
-    return str(text)
+    return launches.log(service.db, launch_id)
 
 
 @router.patch("/{launch_id}")
@@ -108,54 +71,10 @@ def patch_launch(
 ) -> Launch:
     """The report of the launcher that claimed the launch: with the token of the claim."""
     # 409 if the launch has ended, for instance because it was cancelled.
-    with service.db.write() as c:
-        now = _read(c, launch_id)
-        access.require(now.claimer, f"the claim of launch {launch_id}")
-        if now.state in ENDED and now.state != body.state:
-            raise _ended(now, body.state)
-        if now.state == "queued" and body.state != "cancelled":
-            raise ProblemError(
-                409,
-                "conflict",
-                f"launch {launch_id} has not been claimed; claim it first",
-                expected="state claimed or running",
-                got=now.state,
-            )
-        _set(c, launch_id, **body.model_dump(exclude_unset=True))
-        count_audit(c, access.who, "launch.report", launch_id, **{body.state: 1})
-        return _read(c, launch_id)
+    return launches.report(service.db, launch_id, body, access)
 
 
 @router.delete("/{launch_id}")
 def cancel_launch(service: ServiceDep, launch_id: str, caller: Caller) -> Launch:
     # A queued launch is not started; a launcher that has claimed it stops its program.
-    with service.db.write() as c:
-        now = _read(c, launch_id)
-        if now.state == "cancelled":
-            return now
-        if now.state in ENDED:
-            raise _ended(now, "cancelled")
-        _set(c, launch_id, state="cancelled")
-        write_audit(c, caller, "launch.cancel", launch_id)
-        return _read(c, launch_id)
-
-
-def _ended(launch: Launch, wanted: str) -> ProblemError:
-    return ProblemError(
-        409,
-        "conflict",
-        f"launch {launch.id} has ended and cannot become {wanted}",
-        expected="state queued, claimed or running",
-        got=launch.state,
-    )
-
-
-def _set(c: Connection, launch_id: str, **values: Any) -> None:
-    c.execute(sa.update(launches).where(launches.c.id == launch_id).values(**values))
-
-
-def _read(c: Connection, launch_id: str) -> Launch:
-    row = c.execute(sa.select(*LISTED).where(launches.c.id == launch_id)).mappings().first()
-    if row is None:
-        raise not_found("launch", launch_id)
-    return Launch(**row)
+    return launches.cancel(service.db, launch_id, caller)

@@ -9,24 +9,15 @@ against the first bytes, and browsers are told not to guess another one, nor to 
 
 from __future__ import annotations
 
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from server.checksums import Source
-from server.index.db import find_row, first_rows, get_row, write_audit
-from server.index.deleted_files import delete_given_up, give_up_files
-from server.index.tables import evaluations, videos
-from server.maintenance.described_files import video_description
-from server.problems import ProblemError, not_found
-from server.rights import Access
-from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
-from server.service import AccessDep, Cursor, Limit, Service, ServiceDep, raw_body
-from server.storage.store import Stored, Writer, new_name
+from server.problems import ProblemError
+from server.registry import videos
+from server.routes.files import StoredFile, matches, media_type_of, receive
+from server.service import AccessDep, Cursor, Limit, ServiceDep, raw_body
 from stepwell.messages import GIF, MP4, Page, Video
 
 router = APIRouter(prefix="/v1/evaluations/{evaluation_id}/videos", tags=["videos"])
@@ -69,7 +60,8 @@ async def put_video(
             expected=" or ".join(SUFFIXES),
             got=media_type or "none",
         )
-    writer = await run_in_threadpool(_open_writer, service, evaluation_id, seed, media_type, access)
+    files, suffix = service.stored_files, SUFFIXES[media_type]
+    writer = await run_in_threadpool(videos.open_writer, files, evaluation_id, seed, suffix, access)
     with writer:
         head = await receive(request, writer)
         if not _is(media_type, head):
@@ -83,91 +75,15 @@ async def put_video(
 
         episode = {"return": total_reward, "length": length, "media_type": media_type}
         video, new = await run_in_threadpool(
-            _store, service, evaluation_id, seed, writer, episode, access
+            videos.save, files, evaluation_id, seed, writer, episode, access
         )
     if not new:
         response.status_code = 200
     return video
 
 
-def _store(
-    service: Service,
-    evaluation_id: str,
-    seed: int,
-    writer: Writer,
-    episode: dict[str, Any],
-    access: Access,
-) -> tuple[Video, bool]:
-    """Store a written body as the video of that seed; returns whether it is new."""
-
-    def insert(c: Connection, stored: Stored) -> tuple[int, Video, bool]:
-        return _insert(c, evaluation_id, seed, stored, episode, access)
-
-    with service.db.read() as c:
-        description = video_description(c, evaluation_id, seed, episode, time.time())
-    points = ("video.after_rename", "video.after_replace")
-    return insert_row(service, videos, writer, insert, description=description, points=points)
-
-
 def _is(media_type: str, head: bytes) -> bool:
     return head[4:8] == b"ftyp" if media_type == MP4 else head[:6] in (b"GIF87a", b"GIF89a")
-
-
-def _open_writer(
-    service: Service, evaluation_id: str, seed: int, media_type: str, access: Access
-) -> Writer:
-    """The file for the body of a PUT. Raises before reading it: 404 for an unknown evaluation, 422
-    for a seed that is not one of its seeds."""
-    with service.db.read() as c:
-        row = _evaluation(c, evaluation_id, access)
-    if seed not in row["seeds"]:
-        raise ProblemError(
-            422,
-            "validation_error",
-            "a video shows an episode of the evaluation",
-            expected=f"one of its {len(row['seeds'])} seeds",
-            got=str(seed),
-        )
-    return service.store.new("videos", new_name("vid", SUFFIXES[media_type]))
-
-
-def _insert(
-    c: Connection,
-    evaluation_id: str,
-    seed: int,
-    stored: Stored,
-    episode: dict[str, object],
-    access: Access,
-) -> tuple[int, Video, bool]:
-    """(pk, video, whether it is new)"""
-    pk = _evaluation(c, evaluation_id, access)["pk"]
-    found = find_row(c, videos, evaluation_pk=pk, seed=seed)
-    content = {"sha256": stored.sha256, **episode}
-    if found is not None and any(found[name] != value for name, value in content.items()):
-        raise ProblemError(
-            409,
-            "conflict",
-            f"evaluation {evaluation_id} has another video of seed {seed}; videos are immutable",
-            expected={name: found[name] for name in content},
-            got=content,
-        )
-    if found is None:
-        now = time.time()
-        c.execute(
-            sa.insert(videos).values(
-                **content,
-                evaluation_pk=pk,
-                seed=seed,
-                file=stored.path.name,
-                bytes=stored.bytes,
-                checksums=stored.checksums,
-                verified_at=now,
-                created_at=now,
-            )
-        )
-        write_audit(c, access.who, "video.create", f"{evaluation_id}/{seed}", bytes=stored.bytes)
-    row = get_row(c, videos, evaluation_pk=pk, seed=seed)
-    return row["pk"], Video(evaluation=evaluation_id, **row), found is None
 
 
 @router.get("")
@@ -179,14 +95,7 @@ def list_videos(
     cursor: Cursor = None,
 ) -> Page[Video]:
     """In the order in which they were stored."""
-    with service.db.read() as c:
-        query = sa.select(videos).where(
-            videos.c.evaluation_pk == _evaluation(c, evaluation_id, access)["pk"],
-            videos.c.pk > (cursor or 0),
-        )
-        rows, last = first_rows(c, query.order_by(videos.c.pk), limit)
-    items = [Video(evaluation=evaluation_id, **row) for row in rows]
-    return Page[Video](items=items, next=None if last is None else str(last["pk"]))
+    return videos.page(service.db, evaluation_id, access, limit, cursor)
 
 
 @router.get(
@@ -204,8 +113,7 @@ def get_video(
     known: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """The bytes. The ETag is the sha256."""
-    with service.db.read() as c:
-        row = _existing(c, evaluation_id, seed, access)
+    row = videos.get(service.db, evaluation_id, seed, access)
     headers = {
         "etag": f'"{row["sha256"]}"',
         "cache-control": "private, max-age=31536000, immutable",
@@ -217,7 +125,7 @@ def get_video(
     def unreadable() -> ProblemError:
         return service.integrity.damaged_file(f"videos/{row['file']}")
 
-    source = Source(service.store.path("videos", row["file"]), row["bytes"], row["checksums"])
+    source = service.store.source("videos", row["file"], row["bytes"], row["checksums"])
     return StoredFile(
         request, service, source, headers=headers, media_type=row["media_type"], damaged=unreadable
     )
@@ -226,35 +134,4 @@ def get_video(
 @router.delete("/{seed}", status_code=204)
 def delete_video(service: ServiceDep, evaluation_id: str, seed: Seed, access: AccessDep) -> None:
     """Delete a video; the evaluation stays."""
-    with service.db.write() as c:
-        row = _existing(c, evaluation_id, seed, access)
-        c.execute(sa.delete(videos).where(videos.c.pk == row["pk"]))
-        give_up_files(c, "videos", [row["file"]])
-        write_audit(c, access.who, "video.delete", f"{evaluation_id}/{seed}")
-    delete_given_up(service.db, service.store)
-    service.integrity.damaged_files.discard(f"videos/{row['file']}")
-
-
-def _evaluation(c: Connection, evaluation_id: str, access: Access) -> RowMapping:
-    """Raises 404, or 403 if the caller may not do to its videos what its request says."""
-    e = evaluations.c
-    query = sa.select(e.pk, e.seeds, e.owner).where(e.id == evaluation_id)
-    row = c.execute(query).mappings().first()
-    if row is None:
-        raise not_found("evaluation", evaluation_id[:64])
-    access.require(row["owner"], f"evaluation {evaluation_id}")
-    return row
-
-
-def _existing(c: Connection, evaluation_id: str, seed: int, access: Access) -> RowMapping:
-    """Raises 404, 403."""
-    pk = _evaluation(c, evaluation_id, access)["pk"]
-    row = find_row(c, videos, evaluation_pk=pk, seed=seed)
-    if row is None:
-        raise ProblemError(
-            404,
-            "not_found",
-            f"evaluation {evaluation_id} has no video of seed {seed};"
-            " stepwell evaluate --videos N records the first N seeds",
-        )
-    return row
+    videos.delete(service.stored_files, evaluation_id, seed, access)

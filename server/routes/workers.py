@@ -12,19 +12,11 @@ So a lost response loses no command. A new process with an existing id starts wi
 
 from __future__ import annotations
 
-import math
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Path
-from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import SERVICE, count_audit, equal, find_row, first_rows, get_row, write_audit
-from server.index.tables import programs, workers
-from server.problems import ProblemError, not_found
-from server.rights import Access
-from server.routes.runs import find_run
+from server.registry import workers
 from server.service import AccessDep, Caller, Limit, ServiceDep
 from stepwell.messages import (
     LaunchRole,
@@ -40,79 +32,13 @@ router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
 WorkerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$")]
 
-ALIVE_SECONDS = 45.0
-"""A worker without a heartbeat for this long counts as dead; workers report every few seconds."""
-
-FORGET_SECONDS = 7 * 86_400.0
-"""Workers without a heartbeat for this long are deleted when a new one registers."""
-
-ENDED = ("stopped", "failed")
-
 
 @router.put("/{worker_id}")
 def put_worker(
     service: ServiceDep, worker_id: WorkerId, body: PutWorker, access: AccessDep
 ) -> Worker:
     """A heartbeat; `command` in the response is what the worker should do."""
-    now = time.time()
-    given: dict[str, Any] = body.model_dump()
-    given["counters"] = {k: v for k, v in body.counters.items() if math.isfinite(v)}
-    with service.db.write() as c:
-        row = find_row(c, workers, id=worker_id)
-        _refuse_foreign(c, row, worker_id, body, access)
-        count_audit(c, access.who, "worker.heartbeat", worker_id)
-        # Whoever takes a worker over, as `train` may, has it from then on.
-        given["owner"] = access.who
-        if row is None:
-            _forget(c, now)
-            c.execute(
-                sa.insert(workers).values(id=worker_id, started_at=now, heartbeat_at=now, **given)
-            )
-        else:
-            if _restarted(row, body):
-                given |= {"started_at": now, "command": "none", "command_at": None}
-            else:
-                given |= _command_after(row, body.state)
-            given["heartbeat_at"] = now
-            c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
-        return _worker(get_row(c, workers, id=worker_id), now)
-
-
-def _refuse_foreign(
-    c: Connection, row: RowMapping | None, worker_id: str, body: PutWorker, access: Access
-) -> None:
-    """Raises 403 unless the caller may report for this worker, in this role and of this run."""
-    if access.every:
-        return
-    if row is not None:
-        access.require(row["owner"], f"worker {worker_id!r}")
-    if body.role not in ("collect", "eval"):
-        raise ProblemError(
-            403,
-            "forbidden",
-            f"the token may not report a worker of role {body.role!r}",
-            expected="role collect or eval, or one of the scopes train, admin",
-            got=", ".join(access.principal.scopes),
-        )
-    if body.run is not None:
-        find_run(c, body.run, access)
-
-
-def _restarted(row: RowMapping, body: PutWorker) -> bool:
-    """Whether another process now uses this id."""
-    if row["state"] in ENDED and body.state not in ENDED:
-        return True
-    return body.pid is not None and row["pid"] is not None and body.pid != row["pid"]
-
-
-def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
-    """The command to send now (`none` if it is done), marked as sent (`command_at` = NULL)."""
-    command = row["command"]
-    answered = row["command_at"] is None
-    done = (command == "resume" and answered and state != "paused") or (
-        command in ("drain", "stop") and state in ENDED
-    )
-    return {"command": "none" if done else command, "command_at": None}
+    return workers.heartbeat(service.db, worker_id, body, access)
 
 
 @router.post("/{worker_id}/command")
@@ -120,22 +46,7 @@ def post_command(
     service: ServiceDep, worker_id: WorkerId, body: PostCommand, caller: Caller
 ) -> Worker:
     """Command a worker to pause, resume, drain or stop; the next heartbeat response carries it."""
-    now, what = time.time(), body.command
-    with service.db.write() as c:
-        row = get_row(c, workers, id=worker_id)
-        if row["state"] in ENDED and what != "none":
-            raise ProblemError(
-                409,
-                "conflict",
-                f"worker {worker_id!r} has ended and cannot {what}; start a new one",
-                expected="a running worker",
-                got=row["state"],
-            )
-        c.execute(
-            sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
-        )
-        write_audit(c, caller, "worker.command", worker_id, command=what)
-        return _worker(get_row(c, workers, id=worker_id), now)
+    return workers.command(service.db, worker_id, body, caller)
 
 
 @router.get("")
@@ -148,15 +59,7 @@ def list_workers(
     cursor: str | None = None,
 ) -> Page[Worker]:
     """Sorted by id, including dead ones; those that the caller may read."""
-    wanted = [*access.mine(workers.c.owner), *equal(workers, role=role, run=run)]
-    query = sa.select(workers).where(*wanted).order_by(workers.c.id)
-    if cursor is not None:
-        query = query.where(workers.c.id > cursor)
-    now = time.time()
-    with service.db.read() as c:
-        rows, last = first_rows(c, query, limit)
-    items = [_worker(row, now) for row in rows]
-    return Page[Worker](items=items, next=None if last is None else last["id"])
+    return workers.page(service.db, access, role=role, run=run, limit=limit, cursor=cursor)
 
 
 @router.put("/{worker_id}/programs/{role}")
@@ -164,41 +67,10 @@ def put_program(
     service: ServiceDep, worker_id: WorkerId, role: LaunchRole, body: Program, caller: Caller
 ) -> Program:
     """A launcher says what its program of this role can be told; the newest replaces the others."""
-    document = body.model_dump_json()
-    with service.db.write() as c:
-        get_row(c, workers, id=worker_id)
-        c.execute(sa.delete(programs).where(_is_program(worker_id, role)))
-        c.execute(
-            sa.insert(programs).values(
-                worker_id=worker_id, role=role, document=document, updated_at=time.time()
-            )
-        )
-        count_audit(c, caller, "worker.program", f"{worker_id}/{role}")
+    workers.save_program(service.db, worker_id, role, body, caller)
     return body
 
 
 @router.get("/{worker_id}/programs/{role}")
 def get_program(service: ServiceDep, worker_id: WorkerId, role: LaunchRole) -> Program:
-    with service.db.read() as c:
-        document = c.execute(sa.select(programs.c.document).where(_is_program(worker_id, role)))
-        text = document.scalar()
-    if text is None:
-        raise not_found("program", f"{worker_id}/{role}")
-    return Program.model_validate_json(text)
-
-
-def _is_program(worker_id: str, role: str) -> sa.ColumnElement[bool]:
-    return sa.and_(programs.c.worker_id == worker_id, programs.c.role == role)
-
-
-def _forget(c: Connection, now: float) -> None:
-    old = sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS)
-    if gone := c.execute(old).rowcount:
-        count_audit(c, SERVICE, "worker.forget", "workers", workers=gone)
-    c.execute(sa.delete(programs).where(programs.c.worker_id.not_in(sa.select(workers.c.id))))
-
-
-def _worker(row: RowMapping, now: float) -> Worker:
-    # A heartbeat in the future means that the clock was set back: a live worker sends another soon.
-    fresh = abs(now - row["heartbeat_at"]) < ALIVE_SECONDS
-    return Worker(**row, alive=fresh and row["state"] not in ENDED)
+    return workers.program(service.db, worker_id, role)

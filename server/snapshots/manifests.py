@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
+from server.index.dialect import among
 from server.index.tables import shards, snapshots, trajectories
 from server.ingest.index_rows import chunks
 from server.integrity import checked
@@ -88,7 +89,7 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
         base = below.base_pk
     merged: dict[Key, Block] = {}
     for name, checksums in reversed(files):
-        table = read(Source(store.path("snapshots", name), checksums=checksums))
+        table = read(store.source("snapshots", name, checksums=checksums))
         if is_changes(table):
             for key in gone(table):
                 merged.pop(key, None)
@@ -122,11 +123,8 @@ def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
         ids = id_texts(np.frombuffer(batch["id"].take(pa.array(lost)).buffers()[1], np.uint8))
         at = dict(zip(ids, lost.tolist(), strict=True))
         for some in chunks(ids, 5000):
-            listed = sa.func.json_each(json.dumps(list(some))).table_valued("value")
             rows = connection.execute(
-                statement.where(
-                    t.id.in_(sa.select(listed.c.value)), shards.c.state.in_(("live", "retired"))
-                )
+                statement.where(among(t.id, some), shards.c.state.in_(("live", "retired")))
             )
             for identity, name, number, first_row in rows:
                 row = at.pop(identity)
@@ -144,6 +142,5 @@ def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
 
 def existing(names: frozenset[str]) -> Any:
     """The rows of those of the shards whose files exist."""
-    listed = sa.func.json_each(json.dumps(sorted(names))).table_valued("value")
     s = shards.c
-    return sa.and_(s.id.in_(sa.select(listed.c.value)), s.state.in_(("live", "retired")))
+    return sa.and_(among(s.id, sorted(names)), s.state.in_(("live", "retired")))

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
+from server.checksums import Source
 from server.storage.store import Store, Stored, new_name
 from stepwell.step_values import VALUES
 
@@ -90,15 +91,15 @@ def write_annotation(store: Store, header: AnnotationHeader, found: pa.Table) ->
         return writer.commit()
 
 
-def read_annotation(path: Path) -> AnnotationFile:
+def read_annotation(source: Source) -> AnnotationFile:
     """Raises `AnnotationDamaged`."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
+        with source.open() as file:
+            table = pq.ParquetFile(file, page_checksum_verification=True).read()
         header = AnnotationHeader.model_validate_json((table.schema.metadata or {})[KEY])
         ids = table["trajectory"].unique().to_pylist()
         if (len(ids), table.num_rows) != (header.trajectories, header.steps):
-            raise AnnotationDamaged(f"{path.name}: other rows than its header says")
+            raise AnnotationDamaged(f"{source.name}: other rows than its header says")
     except (OSError, pa.ArrowException, KeyError, ValidationError) as error:
-        raise AnnotationDamaged(f"{path.name}: {error}") from None
+        raise AnnotationDamaged(f"{source.name}: {error}") from None
     return AnnotationFile(header, ids)

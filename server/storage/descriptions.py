@@ -37,7 +37,7 @@ def describe(store: Store, file: str, sha256: str, description: Mapping[str, Any
 def description_of(store: Store, file: str, sha256: str) -> dict[str, Any] | None:
     """What was said of a file with this content; None if nothing, or not of these bytes."""
     try:
-        found = json.loads(store.path(FOLDER, name_of(file)).read_bytes())
+        found = json.loads(store.source(FOLDER, name_of(file)).read())
         if zlib.crc32(found["of"].encode()) != found["crc"]:
             return None
         document = json.loads(found["of"])

@@ -92,6 +92,11 @@ def shard_schema(spec: EnvSpec) -> pa.Schema:
     return pa.schema([*head, *rows], metadata=rows.metadata)
 
 
+def shard_file(partition: str, shard_id: str) -> tuple[str, str]:
+    """The folder and the name of a shard's file in the store."""
+    return f"shards/{partition}", f"{shard_id}.parquet"
+
+
 def write_shard(
     path: Path,
     dataset: str,
@@ -209,7 +214,7 @@ def _readable(source: Source) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise ShardDamaged(f"{source.path.name}: its footer cannot be read ({error})") from None
+        raise ShardDamaged(f"{source.name}: its footer cannot be read ({error})") from None
 
 
 def _described(source: Source) -> tuple[pq.FileMetaData, dict[bytes, bytes]]:
@@ -268,7 +273,6 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
     """Every trajectory of a shard in order, one row group in memory at a time."""
     footer = read_footer(source)
     schema = arrow_schema(footer.spec)
-    path = source.path
     try:
         with (
             source.open() as raw,
@@ -285,7 +289,7 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
                 yield entry, plain_batch(rest.slice(0, entry.rows), schema)
                 rest = rest.slice(entry.rows) if rest.num_rows > entry.rows else None
     except (OSError, pa.ArrowException, StopIteration) as error:
-        raise ShardDamaged(f"{path.name}: {error}") from None
+        raise ShardDamaged(f"{source.name}: {error}") from None
 
 
 def entry_of(source: Source, traj_idx: int) -> tuple[Entry, EnvSpec]:

@@ -79,7 +79,7 @@ class ShardSteps(Steps):
     def __init__(self, source: Source, file: pq.ParquetFile, traj_idx: int):
         entry, spec = entry_of(source, traj_idx)
         super().__init__(entry.header, spec)
-        self._name, self._file, self._traj_idx = source.path.name, file, traj_idx
+        self._name, self._file, self._traj_idx = source.name, file, traj_idx
         self._start, self._stop = entry.row_start, entry.row_start + self.rows
         self._groups, self._first = groups_of(file.metadata, self._start, self._stop)
         for batch in self.blocks([TRAJ_IDX], BLOCK):
@@ -126,7 +126,7 @@ def shard_steps(source: Source, traj_idx: int) -> Iterator[ShardSteps]:
                 page_checksum_verification=True,
             )
         except (OSError, pa.ArrowException) as error:
-            raise ShardDamaged(f"{source.path.name}: {error}") from None
+            raise ShardDamaged(f"{source.name}: {error}") from None
         stack.enter_context(file)
         yield ShardSteps(source, file, traj_idx)
 

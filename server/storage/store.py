@@ -3,7 +3,8 @@
     put      DIR/tmp/<new> → fsync → rename to its folder → fsync the folder
     append   segments only: bytes at the end, fsync; the next start cuts off what a crash tears
 
-The service makes the names (`new_name`), never a client: no path is built from a request.
+The service makes the names (`new_name`), never a client: no path is built from a request. A file is
+asked for by folder and name; its path is the store's own business, but for `Store.local_path`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import uuid_utils
 
-from server.checksums import Checksummer, Checksums, Examined, examine
+from server.checksums import Checksummer, Checksums, Examined, Source, examine
+from server.storage import hold
 from stepwell._locks import take_lock
 from stepwell.failpoints import failpoint
 
@@ -42,7 +45,8 @@ FOLDERS = (
     "mirror",
 )
 QUARANTINE = "quarantine"
-"""DIR/quarantine/<folder>: files of that folder that no row of the index names."""
+"""DIR/quarantine/<folder>: files of that folder that no row of the index names. They are read as
+files of the folder quarantine/<folder>."""
 _IOV_MAX = 1024
 """Parts of one write, as Linux has it."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
@@ -56,11 +60,17 @@ class DirectoryInUse(RuntimeError):
 class Stored:
     """A file that is complete and durable."""
 
-    path: Path
+    name: str
     bytes: int
     sha256: str
     checksums: Checksums
     """Checksums of its blocks (server/checksums.py): the index stores them to verify each read."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Of a row of one of `tables.FILES`."""
+        rest = {"sha256": self.sha256, "bytes": self.bytes, "checksums": self.checksums}
+        return {"file": self.name, **rest}
 
 
 def new_name(prefix: str, suffix: str = "") -> str:
@@ -72,7 +82,7 @@ class Store:
     """The data directory."""
 
     def __init__(self, root: Path):
-        self.root = root
+        self._root = root
         for folder in (*FOLDERS, "tmp"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         # A file is only as durable as the names of the folders above it.
@@ -80,18 +90,45 @@ class Store:
             with contextlib.suppress(PermissionError):  # the parent may belong to another user
                 sync_directory(above)
 
-    def path(self, folder: str, name: str) -> Path:
-        if folder not in FOLDERS or not NAME.fullmatch(name):
+    def __str__(self) -> str:
+        """Where it is, for people."""
+        return str(self._root)
+
+    def local_path(self, folder: str, name: str) -> Path:
+        """A path of the file on this machine, for what needs one and cannot read a `Source`."""
+        if folder.removeprefix(f"{QUARANTINE}/") not in FOLDERS or not NAME.fullmatch(name):
             raise ValueError(f"not a file of the store: {folder}/{name}")
-        return self.root / folder / name
+        return self._root / folder / name
+
+    def source(
+        self, folder: str, name: str, size: int = -1, checksums: Checksums | None = None
+    ) -> Source:
+        """The file for reading, verified with `checksums`."""
+        return Source(self.local_path(folder, name), size, checksums)
+
+    def examine(
+        self, folder: str, name: str, step: Callable[[int, int, int], None] | None = None
+    ) -> Stored:
+        """What a file holds: all of it is read, as by checksums.py:examine."""
+        found = examine(self.local_path(folder, name), step)
+        return Stored(name, found.size, found.sha256, found.checksums)
+
+    def exists(self, folder: str, name: str) -> bool:
+        return self.local_path(folder, name).exists()
+
+    def size(self, folder: str, name: str) -> int:
+        return self.local_path(folder, name).stat().st_size
+
+    def modified_at(self, folder: str, name: str) -> float:
+        return self.local_path(folder, name).stat().st_mtime
 
     def names(self, folder: str) -> list[str]:
         """Files of a folder, oldest name first."""
-        return sorted(e.name for e in os.scandir(self.root / folder) if e.is_file())
+        return sorted(e.name for e in os.scandir(self._root / folder) if e.is_file())
 
     def new(self, folder: str, name: str, *, points: tuple[str, str] | None = None) -> Writer:
         """A new file; it exists after `commit()`. `points`: failpoints before and after rename."""
-        return Writer(self, self.path(folder, name), points)
+        return Writer(self, self.local_path(folder, name), points)
 
     def put(self, folder: str, name: str, data: bytes | memoryview) -> Stored:
         """Write a file with the content `data`."""
@@ -101,21 +138,21 @@ class Store:
 
     def append_to(self, folder: str, name: str) -> Appender:
         """A new file that grows; durable up to its last `sync()`."""
-        return Appender(self.path(folder, name))
+        return Appender(self.local_path(folder, name))
 
     def scratch(self) -> BinaryIO:
         """A file without a name, which is gone when it is closed."""
-        return tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0)
+        return tempfile.TemporaryFile(dir=self._root / "tmp", buffering=0)
 
     def truncate(self, folder: str, name: str, size: int) -> None:
         """Cut off a torn tail."""
-        with open(self.path(folder, name), "r+b") as file:
+        with open(self.local_path(folder, name), "r+b") as file:
             file.truncate(size)
             os.fsync(file.fileno())
 
     def delete(self, folder: str, name: str) -> bool:
         """Delete a file; returns False if it did not exist."""
-        path = self.path(folder, name)
+        path = self.local_path(folder, name)
         try:
             path.unlink()
         except FileNotFoundError:
@@ -123,44 +160,46 @@ class Store:
         sync_directory(path.parent)
         return True
 
-    def quarantine(self, folder: str, name: str) -> Path:
+    def deleting(self) -> AbstractContextManager[bool]:
+        """Whether files may be deleted in this block: not while a backup runs (hold.py)."""
+        return hold.deleting(self._root)
+
+    def quarantine(self, folder: str, name: str) -> None:
         """Move a file to DIR/quarantine/<folder>, where nothing reads or deletes it."""
-        path = self.path(folder, name)
-        target = self.root / QUARANTINE / folder / name
+        path = self.local_path(folder, name)
+        target = self._root / QUARANTINE / folder / name
         while target.exists():  # of another time: nothing is overwritten
             target = target.with_name(f"{target.stem}_{target.suffix}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        for made in (self.root / QUARANTINE / folder, self.root / QUARANTINE, self.root):
+        for made in (self._root / QUARANTINE / folder, self._root / QUARANTINE, self._root):
             sync_directory(made)
         os.rename(path, target)
         sync_directory(target.parent)
         sync_directory(path.parent)
         failpoint("unknown.after_move")
-        return target
 
     def quarantined(self, folder: str) -> list[str]:
         """Files of a folder that are in quarantine, oldest name first."""
-        place = self.root / QUARANTINE / folder
+        place = self._root / QUARANTINE / folder
         if not place.is_dir():
             return []
         return sorted(e.name for e in os.scandir(place) if e.is_file() and NAME.fullmatch(e.name))
 
-    def take_back(self, folder: str, name: str) -> Path:
-        """Move a file out of quarantine; the path it has then."""
-        path = self.path(folder, name)
+    def take_back(self, folder: str, name: str) -> None:
+        """Move a file out of quarantine."""
+        path = self.local_path(folder, name)
         if path.exists():
             raise FileExistsError(f"{folder}/{name} exists; data files are never overwritten")
-        os.rename(self.root / QUARANTINE / folder / name, path)
+        os.rename(self._root / QUARANTINE / folder / name, path)
         sync_directory(path.parent)
-        return path
 
     def scratch_path(self, name: str) -> Path:
         """A path for a temporary file; whatever is left of it, the next start removes."""
-        return self.root / "tmp" / f"{uuid_utils.uuid7()}-{name}"
+        return self._root / "tmp" / f"{uuid_utils.uuid7()}-{name}"
 
     def clear_tmp(self) -> int:
         """Remove unfinished files of a crash. Only while nothing else writes."""
-        leftovers = list((self.root / "tmp").iterdir())
+        leftovers = list((self._root / "tmp").iterdir())
         for path in leftovers:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -170,7 +209,7 @@ class Store:
 
     def free(self) -> int:
         """Free bytes on the disk."""
-        return shutil.disk_usage(self.root).free
+        return shutil.disk_usage(self._root).free
 
 
 class Writer:
@@ -178,7 +217,7 @@ class Writer:
 
     def __init__(self, store: Store, target: Path, points: tuple[str, str] | None):
         self.target = target
-        self.tmp = store.root / "tmp" / f"{uuid_utils.uuid7()}-{target.name}"
+        self.tmp = store.scratch_path(target.name)
         self._points = points
         self._file = open(self.tmp, "xb")
         self._sha, self._checksums = hashlib.sha256(), Checksummer()
@@ -209,9 +248,10 @@ class Writer:
         sync_directory(self.target.parent)
         if self._points:
             failpoint(self._points[1])
+        name = self.target.name
         if (found := self._filled) is not None:
-            return Stored(self.target, found.size, found.sha256, found.checksums)
-        return Stored(self.target, self._bytes, self._sha.hexdigest(), self._checksums.result())
+            return Stored(name, found.size, found.sha256, found.checksums)
+        return Stored(name, self._bytes, self._sha.hexdigest(), self._checksums.result())
 
     def __enter__(self) -> Self:
         return self

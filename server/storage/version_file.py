@@ -6,12 +6,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
+from server.checksums import Source
 from server.storage.store import Store, Stored
 from stepwell.messages import Name, VersionStatistics
 
@@ -67,14 +67,15 @@ def write_version(
         return writer.commit()
 
 
-def read_version(path: Path) -> VersionFile:
+def read_version(source: Source) -> VersionFile:
     """Raises `VersionDamaged`."""
     try:
-        table = pq.ParquetFile(path).read()
+        with source.open() as file:
+            table = pq.ParquetFile(file).read()
         header = VersionHeader.model_validate_json((table.schema.metadata or {})[KEY])
         pairs = list(zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True))
         if digest_of(pairs) != header.digest:
-            raise VersionDamaged(f"{path.name}: its trajectories differ from its digest")
+            raise VersionDamaged(f"{source.name}: its trajectories differ from its digest")
     except (OSError, pa.ArrowException, KeyError, ValidationError, TypeError) as error:
-        raise VersionDamaged(f"{path.name}: {error}") from None
+        raise VersionDamaged(f"{source.name}: {error}") from None
     return VersionFile(header, dict(pairs))

@@ -23,6 +23,7 @@ from server.index.db import (
     write_audit,
 )
 from server.index.deleted_files import delete_given_up, give_up_files
+from server.index.dialect import elements_sql
 from server.index.tables import audit, datasets, version_trajectories, versions
 from server.ingest.index_rows import add_totals, bucket_of
 from server.problems import ProblemError, not_found
@@ -41,11 +42,14 @@ NAMED = 5
 
 _SELECTED = sa.text(
     f"SELECT t.id, t.digest, coalesce(s.state = 'quarantined', 0), {COLUMNS}"
-    " FROM json_each(:pks) AS j CROSS JOIN trajectories AS t ON t.pk = j.value"
+    f" FROM {elements_sql('pks')} AS j CROSS JOIN trajectories AS t ON t.pk = j.value"
     " LEFT JOIN shards AS s ON s.pk = t.shard_pk"
     " WHERE t.dataset_pk = :dataset AND t.state <> 'evicted'"
 )
-_MINE = "dataset_pk = :dataset AND state <> 'evicted' AND id IN (SELECT value FROM json_each(:ids))"
+_MINE = (
+    "dataset_pk = :dataset AND state <> 'evicted'"
+    f" AND id IN (SELECT value FROM {elements_sql('ids')})"
+)
 _MOVED = sa.text(
     f"""SELECT purpose, count(*), sum(length), sum(bytes), sum("return") FROM trajectories
     WHERE {_MINE} AND partition = 'fifo' GROUP BY purpose"""
@@ -122,10 +126,7 @@ class Versions:
                     .values(
                         dataset_pk=pk,
                         **header.model_dump(exclude={"dataset"}),
-                        sha256=stored.sha256,
-                        file=stored.path.name,
-                        bytes=stored.bytes,
-                        checksums=stored.checksums,
+                        **stored.columns,
                     )
                     .returning(versions.c.pk)
                 ).scalar_one()
@@ -134,7 +135,7 @@ class Versions:
                 write_audit(connection, caller, "version.create", f"{dataset}@{body.name}")
                 failpoint("version.before_commit")
         except ProblemError:
-            self._store.delete("versions", stored.path.name)
+            self._store.delete("versions", stored.name)
             raise
         failpoint("version.after_commit")
         log.info("version created", version=f"{dataset}@{body.name}", trajectories=len(members))

@@ -14,8 +14,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from server.index import db as module
-from server.index.db import MIGRATIONS, Database, IndexUnusable, connect, revision, upgrade
-from server.index.tables import REVISION, TRIGGERS, counters
+from server.index.db import MIGRATIONS, Database, IndexUnusable, revision, upgrade
+from server.index.dialect import TRIGGERS, connect
+from server.index.tables import REVISION, counters
 
 FIRST = "0009"
 GOLDEN = Path(__file__).parents[1] / "golden" / f"index_{FIRST}.sql"

@@ -96,7 +96,7 @@ def test_a_defect_is_a_problem_too_and_tells_strangers_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /etc/x")
 
-    monkeypatch.setattr("server.routes.datasets.first_rows", fail)
+    monkeypatch.setattr("server.registry.datasets.first_rows", fail)
     response = live.http.get("/v1/datasets")
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")
     assert "secret" not in response.text

@@ -81,8 +81,7 @@ def test_the_index_of_a_running_service_is_read_and_never_mended(
 
     monkeypatch.setattr(index_file, "read_index_mark", then_it_goes_on)
     with monkeypatch.context() as patch:
-        patch.setattr(index_file, "mend_wal", mend)
-        patch.setattr(index_file, "mend_schema", mend)
+        patch.setattr(index_file, "mend", mend)
         with contextlib.closing(Target(target, create=True)) as backups:
             back_up(live.data, backups)
         with pytest.raises(DirectoryInUse):

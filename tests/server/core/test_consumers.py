@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.routes import consumers
+from server.registry import consumers
 from stepwell.testing import make_trajectory
 from tests.server.core.conftest import SPEC, Live
 

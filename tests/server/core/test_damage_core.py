@@ -233,7 +233,7 @@ def test_a_damaged_index_is_named_while_the_service_runs(
         cause = sqlite3.DatabaseError("database disk image is malformed")
         raise sa.exc.DatabaseError("SELECT", {}, cause)
 
-    monkeypatch.setattr("server.routes.datasets._message", fail)
+    monkeypatch.setattr("server.registry.datasets._message", fail)
     response = live.http.get("/v1/datasets/d")
     assert (response.status_code, response.json()["code"]) == (500, "index_damaged")
     monkeypatch.setattr("sqlalchemy.engine.Connection.exec_driver_sql", fail)

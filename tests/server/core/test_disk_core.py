@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server.problems import ProblemError, disk_problem
+from server.index.dialect import disk_problem
+from server.problems import ProblemError
 from server.storage.store import Appender
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory

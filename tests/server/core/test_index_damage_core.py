@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from server.fsck import main as fsck
 from server.index import row_checksums
-from server.index.db import IndexUnusable, connect, upgrade
+from server.index.db import IndexUnusable, upgrade
+from server.index.dialect import connect
 from server.index.schema_copy import keep_schema, mend_schema
 from server.index.table_reader import TableReader, wrong_rows
 from server.index.tables import metadata, tokens

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from server.checksums import Source
 from server.index.tables import partition_stats, segments, tombstones, trajectories
 from server.ingest import commit, pipeline, seal, validate
 from server.ingest import segments as segment_files
@@ -41,6 +42,7 @@ from server.ingest.segments import (
     Spool,
     encode_entry,
     encode_record,
+    open_segment,
     read_spooled,
 )
 from server.problems import ProblemError
@@ -256,7 +258,7 @@ def segment(tmp_path: Path) -> tuple[SegmentFile, list[Trajectory], list[int]]:
     made = writer.rotate()
     assert made is not None
     assert made.records == 3 and made.described == {"d"}
-    return SegmentFile(store.path("segments", made.name)), sent, offsets
+    return open_segment(store, made.name), sent, offsets
 
 
 def test_a_segment_gives_back_what_was_written(
@@ -273,7 +275,7 @@ def test_a_segment_gives_back_what_was_written(
         again = file.record(offset)
         assert (again.dataset, again.entry) == ("d", record.entry)
         assert again.entry.digest == trajectory.digest
-        entry, batch = read_spooled(file.path, offset, SPEC)
+        entry, batch = read_spooled(Source(file.path), offset, SPEC)
         assert entry == again.entry and batch.equals(again.batch(arrow_schema(SPEC)))
         header = {HEADER_KEY: json.dumps(entry.header).encode()}
         assert from_batch(batch, header, SPEC).digest == trajectory.digest
@@ -294,7 +296,7 @@ def test_a_flipped_bit_anywhere_in_a_record_is_damage(
     with pytest.raises(SegmentDamaged, match=f"{file.path.name}: the record at byte {second} is"):
         again.record(second)
     with pytest.raises(SegmentDamaged, match=f"the record at byte {second} is damaged"):
-        read_spooled(file.path, second, SPEC)
+        read_spooled(Source(file.path), second, SPEC)
     assert [record.offset for record in again.scan()] == [len(MAGIC), first]
     assert again.next_record(second) == third
     assert again.next_record(third) == third and again.next_record(third + 8) is None
@@ -336,7 +338,7 @@ def test_what_was_cut_off_is_missing(
         with pytest.raises(SegmentDamaged):
             again.record(third)
         with pytest.raises(SegmentDamaged, match="missing" if size < third + 16 else "damaged"):
-            read_spooled(file.path, third, SPEC)
+            read_spooled(Source(file.path), third, SPEC)
 
 
 def test_what_is_no_segment_is_refused(tmp_path: Path) -> None:
@@ -360,11 +362,11 @@ def test_records_of_a_refused_write_are_taken_back(
     monkeypatch.setattr(type(file), "sync", lambda self: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         writer.append([("d", SPEC, [encode_record({"entry": 2})])])
-    assert store.path("segments", writer.current.name).stat().st_size == size
+    assert store.size("segments", writer.current.name) == size
     assert writer.current.records == 1
     done = writer.rotate()
     assert done is not None and writer.current is None and writer.rotate() is None
-    assert SegmentFile(store.path("segments", done.name)).record(offset).head == {"entry": 1}
+    assert open_segment(store, done.name).record(offset).head == {"entry": 1}
 
 
 def test_a_spec_is_written_once_per_dataset_and_segment(tmp_path: Path) -> None:
@@ -377,10 +379,10 @@ def test_a_spec_is_written_once_per_dataset_and_segment(tmp_path: Path) -> None:
     writer.append([("a", SPEC, [one])])
     second = writer.rotate()
     assert first is not None and second is not None and first.name != second.name
-    heads = [record.head for record in SegmentFile(store.path("segments", first.name)).scan()]
+    heads = [record.head for record in open_segment(store, first.name).scan()]
     assert [head["dataset"] for head in heads if "spec" in head] == ["a", "b", "c"]
     assert first.records == 6 and second.records == 1
-    heads = [record.head for record in SegmentFile(store.path("segments", second.name)).scan()]
+    heads = [record.head for record in open_segment(store, second.name).scan()]
     assert len(heads) == 2
 
 

@@ -382,11 +382,11 @@ def test_every_name_is_made_durable_in_its_folder(
 
     monkeypatch.setattr("server.storage.store.os.fsync", fsync)
     monkeypatch.setattr("server.storage.store.os.rename", rename)
-    root = str(store.root.resolve())
+    root = str((tmp_path / "data").resolve())
     stored = store.put("policies", "pol_x.bin", b"content")
     assert [what for what, _ in done] == ["fsync", "rename", "fsync"]
     assert done[0][1].startswith(f"{root}/tmp/"), "the content before the name"
-    assert done[1] == ("rename", str(stored.path))
+    assert done[1] == ("rename", f"{root}/policies/{stored.name}")
     assert done[2] == ("fsync", f"{root}/policies"), "the name before anybody relies on it"
     done.clear()
     store.append_to("segments", "sg_x.seg").close()

@@ -18,6 +18,7 @@ from server.index.sql_tables import EXCLUDED
 from server.index.tables import policies, shards
 from server.integrity import IntegrityChecker, checked, damaged_shard, excluded, gone
 from server.problems import ProblemError
+from server.storage import store as storage
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -134,10 +135,10 @@ def test_a_shard_that_goes_while_it_is_read_is_no_damage(
     checker = stored.service.integrity
     first, _ = shard_rows(stored)
 
-    def deleted_meanwhile(path: Path, step: Any) -> None:
+    def deleted_meanwhile(folder: str, name: str, step: Any) -> None:
         give_up(stored, first.pk)
 
-    monkeypatch.setattr(module, "_examined", deleted_meanwhile)
+    monkeypatch.setattr(stored.service.integrity, "_examined", deleted_meanwhile)
     assert checker.verify_shard(first.pk)
     assert checker.quarantined == set()
 
@@ -156,13 +157,13 @@ def test_a_disk_that_cannot_be_read_now_condemns_nothing(
     """Too many open files, say. What the disk itself cannot read back (EIO) is damage."""
     checker = stored.service.integrity
     first, _ = shard_rows(stored)
-    monkeypatch.setattr(module, "examine", Mock(side_effect=OSError(errno.EMFILE, "too many")))
+    monkeypatch.setattr(storage, "examine", Mock(side_effect=OSError(errno.EMFILE, "too many")))
     with pytest.raises(OSError, match="too many"):
         checker.verify_shard(first.pk)
     with pytest.raises(OSError, match="too many"):
         checker.verify_file(policies, policy_rows(stored)[0].pk)
     assert checker.quarantined == set() == checker.damaged_files
-    monkeypatch.setattr(module, "examine", Mock(side_effect=OSError(errno.EIO, "bad sector")))
+    monkeypatch.setattr(storage, "examine", Mock(side_effect=OSError(errno.EIO, "bad sector")))
     assert not checker.verify_shard(first.pk)
     assert not checker.verify_file(policies, policy_rows(stored)[0].pk)
 
@@ -179,7 +180,7 @@ def test_a_key_that_became_another_file_s_keeps_its_own_checksums(
         change(stored, shards, first.pk, id="sh_new", sha256="0" * 64, checksums=b"own")
         return found
 
-    monkeypatch.setattr(module, "examine", renamed)
+    monkeypatch.setattr(storage, "examine", renamed)
     assert stored.service.integrity.verify_shard(first.pk)
     assert shard_rows(stored)[0].checksums == b"own"
 
@@ -212,7 +213,7 @@ def test_a_policy_that_changes_while_it_is_read_is_no_damage(
 ) -> None:
     first, _ = policy_rows(stored)
 
-    def meanwhile(path: Path, step: Any) -> None:
+    def meanwhile(folder: str, name: str, step: Any) -> None:
         if fate == "published anew":
             change(stored, policies, first.pk, file="pol_new.bin")
             return
@@ -220,7 +221,7 @@ def test_a_policy_that_changes_while_it_is_read_is_no_damage(
             connection.exec_driver_sql(f"DELETE FROM policy_aliases WHERE policy_pk = {first.pk}")
             connection.execute(sa.delete(policies).where(policies.c.pk == first.pk))
 
-    monkeypatch.setattr(module, "_examined", meanwhile)
+    monkeypatch.setattr(stored.service.integrity, "_examined", meanwhile)
     assert stored.service.integrity.verify_file(policies, first.pk)
     assert stored.service.integrity.damaged_files == set()
 
@@ -311,7 +312,7 @@ def test_twenty_that_fail_together_hash_the_file_once(
         calls.append(path)
         return real(path, step)
 
-    monkeypatch.setattr(module, "examine", counted)
+    monkeypatch.setattr(storage, "examine", counted)
     found: list[bool] = []
     suspect = stored.service.integrity.recheck_shard
     threads = [threading.Thread(target=lambda: found.append(suspect(first.id))) for _ in range(20)]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from server.checksums import Source
 from server.ingest.segments import SegmentFile, encode_record, read_spooled
 from server.ingest.validate import ValidTrajectory, read_body
 from server.storage.store import Appender
@@ -47,7 +48,7 @@ def record_of(live: Any, trajectory: Trajectory) -> tuple[bytes, Trajectory]:
     for record in SegmentFile(path).scan():
         if record.head.get("entry", {}).get("header", {}).get("id") == trajectory.id:
             spec = live.service.ingest.registry.get(record.dataset).spec
-            entry, batch = read_spooled(path, record.offset, spec)
+            entry, batch = read_spooled(Source(path), record.offset, spec)
             header = {HEADER_KEY: json.dumps(entry.header).encode()}
             return bytes(record.body), from_batch(batch, header, spec)
     raise AssertionError("not in the segment")
@@ -228,7 +229,7 @@ def test_whatever_is_stored_reads_as_what_was_checked(live: Any) -> None:
     seen = 0
     for record in SegmentFile(path).scan():
         if "entry" in record.head:
-            entry, batch = read_spooled(path, record.offset, SPEC)
+            entry, batch = read_spooled(Source(path), record.offset, SPEC)
             header = {HEADER_KEY: json.dumps(entry.header).encode()}
             assert from_batch(batch, header, SPEC).digest == entry.digest
             seen += 1

@@ -231,12 +231,12 @@ def test_a_new_file_is_not_unknown_because_the_clock_has_jumped(
     db.clock, db._ticked = clock, (db.uptime(), clock.monotonic_now)
     sweeper = UnknownFileSweeper(service.db, service.store)
     stored = service.store.put("snapshots", "snap_new.arrow", b"of this moment")
-    os.utime(stored.path, (0.0, 0.0))
+    os.utime(live.data / "snapshots" / stored.name, (0.0, 0.0))
     assert sweeper.round(3600.0) == 0
     clock.monotonic_now += DAY  # the process is stopped before its transaction
     assert sweeper.round(3600.0) == 0
     clock.serve(db, 3590.0)
     assert sweeper.round(3600.0) == 0
     clock.serve(db, 10.0)
-    assert sweeper.round(3600.0) == 1 and not stored.path.exists()
+    assert sweeper.round(3600.0) == 1 and not service.store.exists("snapshots", stored.name)
     assert service.store.quarantined("snapshots") == ["snap_new.arrow"]

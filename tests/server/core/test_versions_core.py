@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
+from server.checksums import Source
 from server.fsck import main as fsck
 from server.maintenance.rebuild import rebuild
 from server.service import Service
@@ -252,7 +253,7 @@ def test_the_file_says_everything_to_any_reader(live: Any) -> None:
     table = pq.read_table(path)
     wanted = sorted((t.id, t.digest) for t in sent[:2])
     assert list(zip(*table.to_pydict().values(), strict=True)) == wanted
-    header = read_version(path).header
+    header = read_version(Source(path)).header
     assert (header.dataset, header.name, header.condition) == ("d", "v1", "length < 6")
     assert header.digest == made["digest"]
     assert header.statistics.model_dump() == made["statistics"]
@@ -348,7 +349,7 @@ def test_a_changed_file_or_row_is_noticed(start: Callable[..., Any]) -> None:
     assert [p.where for p in fsck.check(live.data).problems] == ["version d@v1"]
     path.write_bytes(b"PAR1")
     with pytest.raises(VersionDamaged, match=path.name):
-        read_version(path)
+        read_version(Source(path))
 
 
 def test_an_index_is_not_begun_anew_beside_versions(live: Any, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from server.app import create_app
-from server.checksums import Source
 from server.imports import parser_process
 from server.index.tables import shards, trajectories
 from server.ingest import bulk_insert
@@ -168,8 +167,8 @@ def test_the_footer_describes_what_was_imported(importing: Any, tmp_path: Path) 
             .where(trajectories.c.source.like("d4rl:%"))
             .order_by(trajectories.c.pk.desc())
         ).first()
-    path = importing.service.store.path("shards/protected", f"{row[0]}.parquet")
-    footer = read_footer(Source(path))
+    source = importing.service.store.source("shards/protected", f"{row[0]}.parquet")
+    footer = read_footer(source)
     assert footer.dataset == "footer"
     assert (footer.entries[-1].id, footer.entries[-1].seq) == (row[1], row[2])
 

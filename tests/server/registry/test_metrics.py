@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from server.routes.runs import LATEST, LATEST_OF
+from server.registry.runs import LATEST, LATEST_OF
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 import pytest
 from starlette.testclient import TestClient
 
-from server.routes import runs
+from server.registry import runs
 
 
 def make(app: TestClient, name: str, **fields: object) -> dict:

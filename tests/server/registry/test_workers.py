@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from server.routes import workers
+from server.registry import workers
 
 
 def beat(app: TestClient, **fields: object) -> dict:
