@@ -78,7 +78,7 @@ SQL_SECONDS = 5.0
 """Timeout of a page's query."""
 CONSOLE_SECONDS = 10.0
 """Default timeout of a query that somebody wrote: a long one to the service, for which pages do not
-wait (docs/sql.md)."""
+wait (docs/reference/sql.md)."""
 MOST_ROWS = 1_000_000
 """Of a file with the whole answer."""
 QUERIES_AT_ONCE = 3

@@ -162,8 +162,8 @@ def _training(recipe: str, args: Mapping[str, Any], found: FoundProgram) -> str:
     elif described is not None and described.updates_per_second:
         speed, updates = described.updates_per_second, float(asked or described.updates or 0)
         known = (
-            "one thread of the machine of docs/training.md, as no run of this recipe has been "
-            "measured here"
+            "one thread of the machine of docs/reference/training.md, as no run of this recipe has "
+            "been measured here"
         )
     else:
         return "Time: not known before the first run of this recipe."

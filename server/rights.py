@@ -1,4 +1,5 @@
-"""Who may do what: one table of rights over (verb, object, owner), from which docs/http.md is made.
+"""Who may do what: one table of rights over (verb, object, owner). The table of
+docs/reference/http.md is made from it.
 
     AuthMiddleware   refuses by the route, before a byte of the body is read
     the route        refuses by the object: whose it is, or which dataset it is of (`Access`)
@@ -8,7 +9,7 @@ object; whoever has one of its `own` scopes to what it made itself; whoever has 
 scopes to what is in datasets whose name fits the scope. `admin` may everything. A route without a
 right is for admins, so that a forgotten line locks out.
 
-    python -m server.rights --write      writes the table into docs/http.md
+    python -m server.rights --write      writes the table into docs/reference/http.md
 """
 
 from __future__ import annotations
@@ -311,7 +312,7 @@ EVERYTHING = Access(LOCAL, Right("", ""))
 
 # --- the documentation ----------------------------------------------------------------------------
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "http.md"
 BEGIN = "<!-- rights: made by `python -m server.rights --write` -->"
 END = "<!-- end of rights -->"
 

@@ -1,4 +1,5 @@
-"""The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
+"""The bodies of the HTTP API, version 1. These names are the API: docs/reference/http.md lists them
+by route.
 
     names, limits, errors · datasets · versions · annotations · consumers · ingest · trajectories
     jobs · SQL · snapshots · runs · policies · evaluations · videos · workers · launches · tokens
@@ -143,7 +144,8 @@ class Problem(Response):
     status: int
     detail: str = ""
     code: str
-    """Stable, machine-readable, for instance "schema_mismatch"; docs/http.md lists them."""
+    """Stable, machine-readable, for instance "schema_mismatch"; docs/reference/http.md lists
+    them."""
     expected: Any = None
     got: Any = None
     errors: list[Json] | None = None
@@ -301,7 +303,7 @@ class Version(Response):
     dataset: str
     name: str
     digest: str
-    """sha256 over the sorted ids and content digests (docs/versions.md)."""
+    """sha256 over the sorted ids and content digests (docs/reference/versions.md)."""
     parent: str | None = None
     """The version that this one was made from, as dataset@name."""
     where: str = ""
@@ -703,7 +705,7 @@ class Lease(Response):
     snapshot: str
     holder: str
     ttl: float
-    """Seconds from now in which the service can answer (docs/maintenance.md, Clocks)."""
+    """Seconds from now in which the service can answer (docs/reference/maintenance.md, Clocks)."""
     expires_at: float
     """Approximate Unix time of the expiry, for display."""
 
@@ -718,7 +720,7 @@ class Alarm(Request):
     """A health check of a training run that has failed and still does."""
 
     key: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    """Name of the check; docs/training.md lists them."""
+    """Name of the check; docs/reference/training.md lists them."""
     message: Text
     """What is wrong, with numbers and advice."""
     update: Number
@@ -957,7 +959,7 @@ class ProgramRecipe(Request):
     """The settings that differ from the defaults."""
     updates: float | None = None
     updates_per_second: float | None = None
-    """Typical number of updates, and their speed on the machine of docs/training.md."""
+    """Typical number of updates, and their speed on the machine of docs/reference/training.md."""
 
 
 class Program(Request):

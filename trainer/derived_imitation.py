@@ -1,6 +1,6 @@
 """What the policy follows, by the dataset: the data's actions, the better ones more, or values.
 
-docs/training.md explains the rule, docs/results.md what it follows from.
+docs/reference/training.md explains the rule, docs/reference/results.md what it follows from.
 """
 
 from __future__ import annotations

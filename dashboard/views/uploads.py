@@ -213,4 +213,6 @@ def _failed(job: Any) -> None:
     for label, value in (("Expected", error.expected), ("Got", error.got)) if error else ():
         if value is not None:
             st.text(f"{label}: {value if isinstance(value, str) else components.show_json(value)}")
-    st.caption("Nothing was stored. The layouts of files: docs/formats.md and docs/own_data.md.")
+    st.caption(
+        "Nothing was stored. docs/reference/formats.md and own_data.md describe the layouts."
+    )

@@ -53,7 +53,7 @@ class Recipe:
     given: dict[str, object]
     """Settings of files and flags, by dotted name."""
     typical_rate: float | None = None
-    """Updates per second on the machine of docs/training.md's table."""
+    """Updates per second on the machine of docs/reference/training.md's table."""
 
 
 @dataclass

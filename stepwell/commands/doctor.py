@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     kinds = [kind for kind in (args.findings or "").split(",") if kind]
     unknown = sorted(set(kinds) - {check.kind for check in CHECKS})
     if unknown:
-        parser.error(f"no such finding: {', '.join(unknown)} (docs/doctor.md lists them)")
+        parser.error(f"no such finding: {', '.join(unknown)} (docs/reference/doctor.md lists them)")
     console = Console(stderr=True)
     with (
         common.connect(args) as client,

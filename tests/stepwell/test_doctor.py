@@ -100,7 +100,7 @@ def test_there_are_enough_plants_and_every_check_that_can_be_fooled_has_one() ->
 
 
 def test_the_docs_list_all_checks_and_plants() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "doctor.md").read_text()
     for check in CHECKS:
         said = check.says.format(n="trajectories", what="…")
         assert f"| `{check.kind}` | {check.severity} | {said} |" in page
