@@ -6,8 +6,8 @@ start_service  a function that starts further ones: start_service(env={...}, arg
 client         a stepwell.Client of `service`
 name           a dataset name that nobody else uses
 
-Two marks keep `make test` short; `make test-all` (--all), and a test that is asked for by name, know
-neither:
+Two marks keep `make test` short. `make test-all` (--all) ignores both, and so does a test that is
+asked for by name:
 
 @pytest.mark.long       left out
 @pytest.mark.sample(n)  of the cases of each function, n are run, evenly spread
@@ -33,6 +33,7 @@ from tests.forks import Fork
 # Compiled modules are kept even where somebody's shell forbids it: a service that compiles all of
 # itself at each of hundreds of starts takes a third longer to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the long tests: make test-all")
