@@ -265,6 +265,11 @@ def prepare_annotations(world: World) -> None:
     world.client.annotate("hopper", "critic", "first/2000", [{"trajectory": liked[0], **values}])
 
 
+def prepare_collecting(world: World) -> None:
+    """The guide's page has evaluated all versions, which moves the alias."""
+    world.client.set_alias("first", "best", 500)
+
+
 def prepare_doctor(world: World) -> None:
     """The same trajectory twice."""
     world.fill("my-data", ROBOT)
@@ -334,6 +339,7 @@ def prepare_workers(world: World) -> None:
 PREPARE = {
     "annotations.md": prepare_annotations,
     "bring-data.md": prepare_own_data,
+    "collecting.md": prepare_collecting,
     "doctor.md": prepare_doctor,
     "formats.md": prepare_formats,
     "own_data.md": prepare_own_data,
