@@ -88,7 +88,7 @@ def selected(dataset: str, where: str = "") -> dict[str, str]:
 
 
 def clone(reference: str, where: str = "") -> Clone | None:
-    """Of "launch:ID", "run:NAME" or "dataset:NAME", the latter with a condition; None without one.
+    """Resolve "launch:ID", "run:NAME" or "dataset:NAME" (with a condition); None for others.
     Raises `NotFound`."""
     what, _, name = reference.partition(":")
     if what == "dataset":

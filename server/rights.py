@@ -37,18 +37,18 @@ class Right:
 
     method: str
     path: str
-    """As FastAPI has it; in `every` the same {name} stands for what the request has there."""
+    """Path in FastAPI's form; a {name} in `every` is replaced by the value from the request."""
     every: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     fits: tuple[str, ...] = ()
     note: str = ""
     """For the table in the documentation."""
     advice: str = ""
-    """For whoever is refused."""
+    """Explanation for refused callers."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Of which the caller needs one to pass the door."""
+        """Scopes of which the caller needs one to be admitted."""
         return tuple(dict.fromkeys((*self.every, *self.own, *self.fits, "admin")))
 
 
@@ -308,7 +308,7 @@ class Access:
 
 
 EVERYTHING = Access(LOCAL, Right("", ""))
-"""That of the service itself."""
+"""Access of the service itself."""
 
 # --- the documentation ----------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ Title = Annotated[
 ]
 Partition = Literal["fifo", "protected"]
 Format = Literal["d4rl", "npz", "minari", "amago", "rlds", "lerobot", "parquet", "zip"]
-"""Of an uploaded file; zip is the folder of a format that is recognised by its content."""
+"""Format of an uploaded file; zip is a folder whose format is recognised by its content."""
 FORMATS: tuple[str, ...] = get_args(Format)
 PARTIALLY_OBSERVABLE = "partially-observable"
 """Tag of a dataset whose single observations do not show the state: learning needs memory."""
@@ -257,7 +257,7 @@ class CreateVersion(Request):
     """SQL condition over `trajectories`; without it, all trajectories of the dataset."""
     description: Text = ""
     licence: Text = ""
-    """Of the data, such as CC-BY-4.0."""
+    """Licence of the data, such as CC-BY-4.0."""
     parent: Name | None = None
     """Name of the version of this dataset from which this one was made."""
     include_eval: bool = False
@@ -629,7 +629,7 @@ class SaveQuery(Request):
     params: Annotated[dict[ParamName, ParamValue], Field(max_length=50)] = {}
     """Values of its $name placeholders, used where a caller gives none."""
     dataset: Name | None = None
-    """As that of `Query`."""
+    """Dataset of unqualified `steps`, as in `Query`."""
 
 
 class SavedQuery(Response):
@@ -766,7 +766,7 @@ class Run(Response):
     title: str | None = None
     """What people call it; the name stays what trajectories, policies and evaluations refer to."""
     number: int = 0
-    """Of this run in order of creation; it never changes. Its colour in the dashboard is by it."""
+    """Number in order of creation; it never changes, and determines the colour in the dashboard."""
     kind: RunKind
     status: RunStatus
     config: Json = {}
@@ -966,7 +966,7 @@ class Program(Request):
     """What can be set when a launcher starts `stepwell train`, `collect` or `evaluate`."""
 
     version: Text
-    """Of Stepwell, on the launcher's machine."""
+    """Version of Stepwell on the launcher's machine."""
     settings: Annotated[dict[str, Document], AfterValidator(storable)]
     """JSON schema of each setting that a launch may change, by its dotted name, with `description`,
     `default`, and `kinds`: the kinds of its section that have it."""
@@ -1067,7 +1067,7 @@ class AuditEntry(Response):
     """A change, or, of what happens often, all changes of a day by one caller to one subject."""
 
     time: float
-    """Of the first."""
+    """Time of the first action."""
     who: str
     """Id of a token, "operator", "oidc:ADDRESS", "local" without tokens; "service": itself."""
     action: str

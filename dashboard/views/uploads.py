@@ -67,7 +67,7 @@ def _form(names: list[str], count: int) -> None:
 
 
 def _options(file: Any, count: int) -> dict[str, Any]:
-    """What the format of the file can be told, as far as something is said."""
+    """Collect the options that the user has set for the format of the file."""
     formats = uploading.formats_of(file)
     columns = []
     if set(formats) & set(uploading.TABLES):

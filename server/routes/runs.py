@@ -274,7 +274,7 @@ Newest = Sequence[tuple[str, int, float | None]]
 def _newest(
     c: Connection, rows: Sequence[RowMapping], keys: list[str] | None, brief: bool
 ) -> list[Newest]:
-    """Of each run, those of `keys`; without `keys`, all of them, or with `brief` none."""
+    """Return each run's newest values of `keys`; without `keys` all, or none with `brief`."""
     if keys is None and not brief:
         return [[(*p,) for p in c.execute(LATEST, {"run": row["pk"]})] for row in rows]
     found: dict[int, list[tuple[str, int, float | None]]] = {row["pk"]: [] for row in rows}

@@ -221,7 +221,7 @@ class _Place:
     """traj_idx in the shard, or offset in the segment."""
 
     def memory(self, whole_rows: bool) -> int:
-        """Of reading it, see `Answer`."""
+        """Return the memory needed to read the trajectory; see `Answer`."""
         if self.shard is None:
             return self.bytes + MAX_HEADER
         try:

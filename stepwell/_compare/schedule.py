@@ -297,7 +297,7 @@ def seconds_left(
 
 
 def _seconds_per_update(chains: Sequence[Chain]) -> dict[str, float]:
-    """Of each recipe of which it can be told."""
+    """Return the seconds per update of each recipe for which they are known."""
     rates: dict[str, list[float]] = {}
     typical: dict[str, float] = {}
     for chain in chains:

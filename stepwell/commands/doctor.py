@@ -97,7 +97,7 @@ def _print(report: Report, shown: list[Finding], *, sql: bool) -> None:
     print(f"{report.dataset}: {report.trajectories:,} trajectories, {report.steps:,} steps{part}")
     if report.numbers > report.numbers_read:
         print(f"of {report.numbers:,} numbers of an observation, the first "
-              f"{report.numbers_read:,} were looked at one by one")  # fmt: skip
+              f"{report.numbers_read:,} were checked one by one")  # fmt: skip
     for f in shown:
         print(f"\n{f.severity}: {f.kind}: {common.printable(f.message)}")
         if f.examples:
