@@ -61,7 +61,8 @@ class Player:
 
         Args:
             obs: an array, or a dict or tuple of arrays as the environment returns it; keys of
-                nested ones are joined by "/". Texts are not encoded: docs/collecting.md#texts.
+                nested ones are joined by "/". Texts are not encoded:
+                docs/reference/collecting.md#texts.
             reward: of the last step; 0 at the first one. Needed by policies with memory.
 
         Raises:

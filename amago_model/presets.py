@@ -73,7 +73,7 @@ DEVIATIONS: dict[str, Deviation] = {
 }
 """The deviations from AMAGO that have a setting, by setting; `published_v3` reverts them.
 
-docs/parity.md lists them with their tests, and also the deviations without a setting.
+docs/reference/parity.md lists them with their tests, and also the deviations without a setting.
 """
 
 

@@ -11,7 +11,7 @@ written after each run, so an interrupted measurement is usable. --keep continue
 existing runs, except those with another DPG formula (dpg_detach_state) than the recipe's.
 
 Writes benchmarks/results/ablations.json and, from it, the last column of the tables in
-docs/method.md. With --write-docs nothing is measured and only the tables are updated.
+docs/reference/method.md. With --write-docs nothing is measured and only the tables are updated.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[
             process.wait(30)
 
 
-# --------------------------------------------------------------------------------- docs/method.md
+# ----------------------------------------------------------------------- docs/reference/method.md
 
 
 def cell(line: Row | None, updates: int) -> str:
@@ -269,7 +269,7 @@ def fill(text: str, lines: Iterable[Row]) -> str:
 
 
 def write_docs() -> None:
-    path = ROOT / "docs" / "method.md"
+    path = ROOT / "docs" / "reference" / "method.md"
     path.write_text(fill(path.read_text(), stored().get("summary", [])))
 
 
@@ -279,7 +279,7 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="+", choices=[*TASKS, *ABLATIONS], metavar="RECIPE")
     parser.add_argument("--updates", type=int, help="per run (default: as in the recipe)")
     parser.add_argument("--keep", action="store_true", help="measure only missing runs")
-    parser.add_argument("--write-docs", action="store_true", help="only update docs/method.md")
+    parser.add_argument("--write-docs", action="store_true", help="only update method.md")
     args = parser.parse_args()
     if not args.write_docs:
         torch.set_num_threads(1)

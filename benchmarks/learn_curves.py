@@ -3,8 +3,8 @@
     python -m benchmarks.learn_curves
 
 Reads benchmarks/results/learn_checks.json, which `python -m benchmarks.learn_checks` writes, and
-replaces the table of docs/results.md#online and docs/images/learn_checks.svg. AMAGO's figures are
-of one seed on two cores at another time: points to look at, and no ratios.
+replaces the table of docs/reference/results.md#online and docs/images/learn_checks.svg. AMAGO's
+figures are of one seed on two cores at another time: points to look at, and no ratios.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import altair as alt
 from benchmarks.learn_checks import BY_KEY, NAME
 from benchmarks.report import RESULTS, ROOT, place
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "reference" / "results.md"
 PICTURE = ROOT / "docs" / "images" / "learn_checks.svg"
 COLUMNS = 3
 OURS, THEIRS = "stepwell run, a line per seed", "AMAGO 3.3, one seed"

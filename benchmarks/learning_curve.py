@@ -6,7 +6,7 @@ Starts a service and imports pendulum-stitch. Trains each method with each seed 
 and evaluates each published policy by `stepwell evaluate`, always with the same evaluation seeds.
 The scores are queried with SQL. All methods have the same data, network, learning rate and number
 of updates. "AMAGO" is Stepwell's agent with the recipe published_v3, which sets every configurable
-formula as published (docs/parity.md); AMAGO's own code is not run. Writes
+formula as published (docs/reference/parity.md); AMAGO's own code is not run. Writes
 benchmarks/results/learning_curve.json and docs/images/learning_curve.svg.
 """
 

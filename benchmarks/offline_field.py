@@ -8,9 +8,9 @@ For each dataset: makes the file, imports it into a service whose data is in FOL
 `stepwell compare`. Nothing that FOLDER holds is repeated: the same command continues after it was
 stopped, and further datasets, recipes or seeds may be added. With --every-policy, all published
 policies are evaluated: learning curves. Writes benchmarks/results/offline_field.json, the table of
-docs/results.md, and docs/images/offline_ranks.svg and offline_curves.svg. The whole grid takes a
-day, so it may be run in parts, also on several machines: a recorded result stays, with its commit,
-until FOLDER has one of the same dataset and recipe. Pictures need the extra `pictures`.
+docs/reference/results.md, and docs/images/offline_ranks.svg and offline_curves.svg. The whole grid
+takes a day, so it may be run in parts, also on several machines: a recorded result stays, with its
+commit, until FOLDER has one of the same dataset and recipe. Pictures need the extra `pictures`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stepwell._ports import free_port
 from stepwell.spaces import Box
 
 NAME = "offline_field"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "reference" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 RANKS, CURVES = IMAGES / "offline_ranks.svg", IMAGES / "offline_curves.svg"
 RECIPES = ("offline", "bc", "bc10", "awac", "crr", "iql", "td3bc", "rebrac", "dt")
@@ -289,7 +289,7 @@ def _ranks_bars(ranking: Mapping[str, Any]) -> Any:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The tables of docs/results.md."""
+    """The tables of docs/reference/results.md."""
     tables = result["datasets"]
     recipes = [
         r for r in ("data", "random", *RECIPES) if any(r in t["rows"] for t in tables.values())

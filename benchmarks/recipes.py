@@ -9,7 +9,7 @@ shorter than the window cost less. The cost of reading data, publishing and chec
 included.
 
 benchmarks/results/recipes.json is written after each recipe; the results of other recipes are kept.
---write-docs also replaces the table in docs/training.md, and trainer/recipe_speeds.toml.
+--write-docs also replaces the table in docs/reference/training.md, and trainer/recipe_speeds.toml.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.config import TrainConfig
 from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, own_settings, recipe
 
-PAGE = ROOT / "docs" / "training.md"
+PAGE = ROOT / "docs" / "reference" / "training.md"
 SPEEDS = ROOT / "trainer" / "recipe_speeds.toml"
 LEAST_UPDATES = 2
 
@@ -211,11 +211,11 @@ def stored() -> dict[str, Line]:
     return found
 
 
-# ------------------------------------------------------------------------------- docs/training.md
+# --------------------------------------------------------------------- docs/reference/training.md
 
 
 def table(lines: dict[str, Line]) -> str:
-    """The table of docs/training.md, with a row for every recipe, measured or not."""
+    """The table of docs/reference/training.md, with a row for every recipe, measured or not."""
     rows = [
         "| recipe | updates | CPU: updates/s | whole run | memory | GPU: whole run | memory |",
         "|---|---|---|---|---|---|---|",

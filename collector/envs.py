@@ -163,7 +163,7 @@ def open_envs(make_env: Callable[[], Env], n: int) -> Iterator[list[Env]]:
 
 
 def close_all(envs: Sequence[Env]) -> None:
-    """Close every environment. What one raises is told: its episodes are over and kept."""
+    """Close every environment. Report what one raises: its episodes are over and kept."""
     for env in envs:
         try:
             env.close()

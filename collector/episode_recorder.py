@@ -109,7 +109,7 @@ class EpisodeRecorder:
 
     @property
     def seed(self) -> int | None:
-        """Of the running episode."""
+        """Return the seed of the running episode."""
         return self._seed
 
     @property

@@ -102,7 +102,7 @@ def _look(client: Client, run: str, follow: bool) -> tuple[bool, list[int]]:
 
 
 def spaced(versions: list[int], every: int, *, ended: bool) -> list[int]:
-    """Of versions, newest first, those at least `every` updates apart, counted from the first one,
+    """Select versions, newest first, that are at least `every` updates apart, from the first one,
     and, if the run has ended, the last."""
     kept: list[int] = []
     for version in reversed(versions):

@@ -124,7 +124,7 @@ class PolicySource:
         ).start()
 
     def _look(self) -> None:
-        """Poll; that the first policy is not there yet is told, and no failure."""
+        """Poll. A missing first policy is reported, and is not a failure."""
         try:
             self.poll()
         except NotFound as error:

@@ -32,7 +32,7 @@ from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
 ENDLESS_STEPS = 10_000
-"""Steps of an episode after which it is said that it may have no end."""
+"""Steps of an episode after which a note says that it may have no end."""
 ENDLESS = "if episodes have no end, limit them: --env-args max_episode_steps=1000"
 MAX_FAILURES = 10
 """Number of consecutive failures, without a successful step, after which `BrokenEnv` is raised."""
@@ -99,7 +99,7 @@ class Rollout:
         self.outside = ""
         """The first observation outside of its declared space, in words."""
         self.endless = ""
-        """That an episode may have no end, in words."""
+        """Report that an episode may have no end."""
         self._idle = set(range(n))
         self._failures = [0] * n
         self._started = 0

@@ -18,7 +18,7 @@ from stepwell.failpoints import failpoint
 
 CLOCK = "clock.json"
 STUCK_SECONDS = 60.0
-"""A step of all environments that takes longer is told: one of them may never return."""
+"""A step of all environments that takes longer is reported: one of them may never return."""
 _RECENT = 100
 
 
@@ -66,7 +66,7 @@ class CollectorStatistics:
 
     @property
     def stuck(self) -> str:
-        """That the step being made takes too long; empty if it does not."""
+        """Report that the current step takes too long; empty if it does not."""
         since = self.stepping_since  # the other thread may end the step at any moment
         seconds = 0.0 if since is None else time.monotonic() - since
         if seconds < STUCK_SECONDS:

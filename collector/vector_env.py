@@ -67,7 +67,7 @@ class Events:
     def of_reset(
         self, env_indices: Iterable[int], obs: Any, infos: Mapping[str, Any]
     ) -> dict[int, Reset]:
-        """Those of a reset of these sub-environments."""
+        """Return the resets of these sub-environments."""
         rows = list(iterate(self._env.observation_space, obs))
         found = {}
         for i in env_indices:
@@ -79,7 +79,7 @@ class Events:
     def of_step(
         self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
     ) -> Iterator[tuple[int, Reset | Step]]:
-        """Those of a step, as (index, event)."""
+        """Yield the events of a step, as (index, event)."""
         n = self._env.num_envs
         terminated = self._interface.encode_ends("terminated", terminated, n)
         truncated = self._interface.encode_ends("truncated", truncated, n)

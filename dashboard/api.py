@@ -82,12 +82,12 @@ SQL_SECONDS = 5.0
 """Timeout of a page's query."""
 CONSOLE_SECONDS = 10.0
 """Default timeout of a query that somebody wrote: a long one to the service, for which pages do not
-wait (docs/sql.md)."""
+wait (docs/reference/sql.md)."""
 MOST_ROWS = 1_000_000
-"""Of a file with the whole answer."""
+"""Maximum number of rows in a file with the whole answer."""
 QUERIES_AT_ONCE = 3
-"""Of all browsers with one token, and as many of the long ones, which people write: to the service
-they are two callers, whose fifth query it refuses."""
+"""Queries at once of all browsers with one token, and as many long ones, which people write. The
+service counts these as two callers, and refuses the fifth query of each."""
 PAGE = 100
 """Number of rows per page of a long list."""
 VALUES_SQL = """
@@ -103,7 +103,7 @@ def address() -> str:
 
 
 def token() -> str | None:
-    """That of this browser session, if it has one, else the one the dashboard was started with."""
+    """Return the token of this browser session, if it has one, else that of the dashboard."""
     own: str | None = st.session_state.get(TOKEN)
     return own or os.environ.get("STEPWELL_TOKEN")
 
@@ -247,7 +247,7 @@ def runs(**filters: Any) -> RunPage:
 
 
 def chosen_runs(names: Sequence[str]) -> list[Run]:
-    """Those that exist, with config and newest metrics, in the order of `names`. A run that has
+    """Return existing runs with config and newest metrics, in the order of `names`. A run that has
     ended is not read again."""
     if not names:
         return []

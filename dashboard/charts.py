@@ -21,10 +21,10 @@ Chart = tuple[pd.DataFrame, dict[str, Any]]
 """Data and Vega-Lite specification."""
 
 INK = {"light": "#3d4652", "dark": "#c3ccd7"}
-"""Of texts, by theme: Streamlit's own grey is too light."""
+"""Colour of texts, by theme: Streamlit's own grey is too light."""
 MAIN = "#126fd9"
 QUIET = "#647287"
-"""Of references, such as other people's results."""
+"""Colour of references, such as other people's results."""
 CURSOR = "#cb450b"
 FEW = 80
 """Up to this many points are drawn with marks, because a single point has no visible line."""

@@ -2,7 +2,7 @@
 caret, and a copy of the text in colours behind it.
 
 The text area stays the widget: its text is in the URL, tests drive it, and without the scripts it
-is a plain editor. docs/dashboard.md says why it is no editor component.
+is a plain editor. docs/reference/dashboard.md says why it is no editor component.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Curves:
             del self._known[place]
 
     def get(self, run: Run, keys: Sequence[str]) -> dict[str, Curve]:
-        """Those of `keys` that this run has."""
+        """Return the curves of those `keys` that this run has."""
         known = self._known.setdefault(_place(run), {})
         mine = [key for key in keys if key in run.latest_steps]
         whole, newer = [], {}

@@ -89,7 +89,7 @@ def selected(dataset: str, where: str = "") -> dict[str, str]:
 
 
 def clone(reference: str, where: str = "") -> Clone | None:
-    """Of "launch:ID", "run:NAME" or "dataset:NAME", the latter with a condition; None without one.
+    """Resolve "launch:ID", "run:NAME" or "dataset:NAME" (with a condition); None for others.
     Raises `NotFound`."""
     what, _, name = reference.partition(":")
     if what == "dataset":
@@ -163,8 +163,8 @@ def _training(recipe: str, args: Mapping[str, Any], found: FoundProgram) -> str:
     elif described is not None and described.updates_per_second:
         speed, updates = described.updates_per_second, float(asked or described.updates or 0)
         known = (
-            "one thread of the machine of docs/training.md, as no run of this recipe has been "
-            "measured here"
+            "one thread of the machine of docs/reference/training.md, as no run of this recipe has "
+            "been measured here"
         )
     else:
         return "Time: not known before the first run of this recipe."

@@ -87,7 +87,7 @@ def average(row: ScoreRow, statistic: str, envs: Sequence[str]) -> float | None:
 
 
 def interval_of(row: Standing | None, statistic: str) -> Interval | None:
-    """Of the statistic that is drawn: "mean" or "IQM"; None if it is not known."""
+    """Return the interval of the drawn statistic, "mean" or "IQM"; None if it is unknown."""
     if row is None:
         return None
     return row.iqm if statistic == "IQM" else row.mean

@@ -1,4 +1,4 @@
-"""Annotations: a critic's values of the steps of trajectories (docs/annotations.md).
+"""Annotations: a critic's values of the steps of trajectories (docs/reference/annotations.md).
 
     values of some trajectories → DIR/annotations/<file>.parquet (immutable)
       → one transaction: the file, and which trajectories it annotates

@@ -135,7 +135,7 @@ class TokenStore:
         return Principal(token_id, tuple(known.token.scopes))
 
     def quotas(self, principal: Principal) -> Quotas | None:
-        """Of a token; the operator, people with ID tokens and callers without any have none."""
+        """Return the quotas of a token; others, such as people with ID tokens, have none."""
         known = self._known.get(principal.who)
         return None if known is None else known.quotas
 

@@ -37,7 +37,7 @@ STREAM_CHUNK = 1 << 20
 """Bodies that go to a file are buffered to this size: a thread switch for each packet would cost
 more than the write."""
 VALUES_WEIGHT = 4
-"""Of values of steps: the body, its lists joined, a selection of them, and what is written."""
+"""Weight of a body of step values: the body, its joined lists, a selection, the written file."""
 STREAM_BYTES = 3 * STREAM_CHUNK
 """Memory of such a body: the buffer, with its slack, and a chunk that is being written."""
 

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from stepwell.messages import PROBLEM, Problem
 
 RETRIED = frozenset({408, 429, 503})
-"""Statuses after which the same request can succeed (docs/http.md): each has a Retry-After."""
+"""Statuses after which the same request can succeed (docs/reference/http.md): each has a
+Retry-After."""
 RETRY_AFTER = "1"
 
 

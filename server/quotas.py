@@ -51,15 +51,15 @@ class Bucket:
 
 @dataclass(slots=True)
 class Quotas:
-    """Of one token."""
+    """Request and byte quotas of one token."""
 
     requests: Bucket
     bytes: Bucket
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Quotas:
-        """Those of a row of `tokens`. What was forgiven while no service ran is told by the wall
-        clock; one that was set back forgives nothing."""
+        """Load the quotas from a row of `tokens`. What recovered while no service ran follows from
+        the wall clock; one that was set back recovers nothing."""
         made = cls(Bucket(MINUTE, row["requests_per_minute"]), Bucket(DAY, row["bytes_per_day"]))
         past = max(0.0, time.time() - (row["bytes_used_at"] or 0.0))
         made.bytes.add(max(0.0, row["bytes_used"] - past * (made.bytes.limit or 0) / DAY))

@@ -1,4 +1,5 @@
-"""Who may do what: one table of rights over (verb, object, owner), from which docs/http.md is made.
+"""Who may do what: one table of rights over (verb, object, owner). The table of
+docs/reference/http.md is made from it.
 
     AuthMiddleware   refuses by the route, before a byte of the body is read
     the route        refuses by the object: whose it is, or which dataset it is of (`Access`)
@@ -8,7 +9,7 @@ object; whoever has one of its `own` scopes to what it made itself; whoever has 
 scopes to what is in datasets whose name fits the scope. `admin` may everything. A route without a
 right is for admins, so that a forgotten line locks out.
 
-    python -m server.rights --write      writes the table into docs/http.md
+    python -m server.rights --write      writes the table into docs/reference/http.md
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ class Right:
 
     method: str
     path: str
-    """As FastAPI has it; in `every` the same {name} stands for what the request has there."""
+    """Path in FastAPI's form; a {name} in `every` is replaced by the value from the request."""
     every: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     fits: tuple[str, ...] = ()
     note: str = ""
     """For the table in the documentation."""
     advice: str = ""
-    """For whoever is refused."""
+    """Explanation for refused callers."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Of which the caller needs one to pass the door."""
+        """Scopes of which the caller needs one to be admitted."""
         return tuple(dict.fromkeys((*self.every, *self.own, *self.fits, "admin")))
 
 
@@ -306,11 +307,11 @@ class Access:
 
 
 EVERYTHING = Access(LOCAL, Right("", ""))
-"""That of the service itself."""
+"""Access of the service itself."""
 
 # --- the documentation ----------------------------------------------------------------------------
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "http.md"
 BEGIN = "<!-- rights: made by `python -m server.rights --write` -->"
 END = "<!-- end of rights -->"
 

@@ -388,7 +388,7 @@ def _first(prefix: str, known: Mapping[str, Option]) -> dict[str, Any]:
 def _origins(
     config: Any, given: Mapping[str, tuple[Any, str]], known: Mapping[str, Option], origin: str
 ) -> dict[str, str]:
-    """Of every value: the file, the command line, `origin`, or "default"."""
+    """Return the origin of each value: the file, the command line, `origin`, or "default"."""
     plain = _defaults(config)
     found: dict[str, str] = {}
     for name, value in flatten(config.to_dict()).items():

@@ -1,4 +1,4 @@
-"""`Client`: the endpoints of the service (docs/http.md) as typed methods.
+"""`Client`: the endpoints of the service (docs/reference/http.md) as typed methods.
 
 from stepwell import Client
 
@@ -475,11 +475,11 @@ class Client(Transport):
         """Upload an offline dataset file, all or nothing; the service parses it in a job.
 
         `format` (of `messages.FORMATS`) defaults to that of the suffix, or of the folder; what an
-        HDF5 file or a zip contains is recognised (docs/formats.md lists what). `create` creates
-        the dataset with the layout of the file. `progress(done, total)` is called with the bytes
-        sent. With `wait`, returns the finished job (its `result` counts what was stored) or raises
-        `JobFailed`; otherwise returns the queued job. Other options are passed to the importer
-        (docs/own_data.md lists them).
+        HDF5 file or a zip contains is recognised (docs/reference/formats.md lists what). `create`
+        creates the dataset with the layout of the file. `progress(done, total)` is called with the
+        bytes sent. With `wait`, returns the finished job (its `result` counts what was stored) or
+        raises `JobFailed`; otherwise returns the queued job. Other options are passed to the
+        importer (docs/reference/own_data.md lists them).
 
         A folder of `stepwell export --format parquet` is sent trajectory by trajectory before this
         returns, without a job of the service: the job returned has no id.
@@ -749,7 +749,7 @@ class Client(Transport):
         limit: int = 1000,
         timeout: float = 5.0,
     ) -> SqlResult:
-        """Run one SELECT on the service; docs/sql.md lists tables and columns.
+        """Run one SELECT on the service; docs/reference/sql.md lists tables and columns.
 
         `params` are the values of ? (a sequence) or $name (a mapping) placeholders. `dataset` is
         the dataset to which the unqualified table `steps` refers. The result has at most `limit`

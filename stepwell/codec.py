@@ -261,7 +261,7 @@ def is_canonical(
 
 
 def shapes_of(schema: pa.Schema) -> list[tuple[bool, int]]:
-    """Of each column: whether it is nullable, and the size of its lists, 0 if it has none."""
+    """Return for each column whether it is nullable, and the size of its lists (0: no lists)."""
     return [
         (field.nullable, field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0)
         for field in schema

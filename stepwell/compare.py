@@ -3,7 +3,8 @@
     train NAME-RECIPE-SEED · evaluate its last policy (or every one) · table · pictures
 
 Each step is a `stepwell train` or `stepwell evaluate` of its own; the service keeps all results.
-The same command continues a comparison that was stopped or killed. docs/training.md is for users.
+The same command continues a comparison that was stopped or killed. Users read
+docs/reference/training.md.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def announcement(schedule: Schedule, left: Sequence[Chain]) -> str:
     if seconds is None:
         return f"{text}; how long they take is said after the first updates"
     seen = any(chain.rate for chain in schedule.chains)
-    by = "at the speed of its runs so far" if seen else "at typical speeds (docs/training.md)"
+    typical = "at typical speeds (docs/reference/training.md)"
+    by = "at the speed of its runs so far" if seen else typical
     return f"{text}: about {duration(seconds)} {by}; --updates and --seeds make it shorter"
 
 

@@ -133,7 +133,7 @@ class CurvePoint:
     updates: int
     seeds: int
     interval: Interval
-    """Of the mean return, as in `Row`."""
+    """Interval of the mean return, as in `Row`."""
 
 
 def read_comparison(

@@ -2,7 +2,8 @@
 
 It claims launches, starts their processes and reports how they ended. The launcher is itself a
 worker that can be paused, drained and stopped. It runs only `stepwell train|collect|evaluate`, with
-options that stepwell/_launcher/launch_permissions.py allows. docs/workers.md is for operators.
+options that stepwell/_launcher/launch_permissions.py allows. Operators read
+docs/reference/workers.md.
 
     DATA/launcher.json   its name     launches/   records of launches     logs/   of each process
     DATA/runs/  cache/  outbox/       output of trainers and collectors

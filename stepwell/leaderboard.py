@@ -44,9 +44,9 @@ class Standing:
 
     name: str
     mean: Interval
-    """Of the mean over training seeds; a reference that nobody played has no width."""
+    """Interval of the mean over training seeds; an unplayed reference has no width."""
     iqm: Interval | None
-    """Of the interquartile mean over all episodes; None: only the mean is known."""
+    """Interval of the interquartile mean over all episodes; None if only the mean is known."""
     evaluations: list[Evaluation]
     """One per training seed; empty: a reference that nobody played, which has no intervals."""
     reference: bool = False
@@ -264,7 +264,7 @@ def _name(names: list[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _intervals(returns: tuple[tuple[float, ...], ...]) -> tuple[Interval, Interval]:
-    """Of mean and IQM; kept, because a page is drawn again and again from the same returns."""
+    """Compute the intervals of mean and IQM; cached, because pages are drawn repeatedly."""
     return bootstrap_grouped_mean(returns), bootstrap_grouped_iqm(returns)
 
 

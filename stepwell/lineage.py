@@ -55,7 +55,7 @@ class Node:
     about: str = ""
     """In a few words: how many trajectories, or policies and state."""
     title: str = ""
-    """Of a run that has one."""
+    """Title of a run, if it has one."""
 
     @property
     def key(self) -> str:

@@ -1,4 +1,5 @@
-"""The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
+"""The bodies of the HTTP API, version 1. These names are the API: docs/reference/http.md lists them
+by route.
 
     names, limits, errors · datasets · versions · annotations · consumers · ingest · trajectories
     jobs · SQL · snapshots · runs · policies · evaluations · videos · workers · launches · tokens
@@ -53,7 +54,7 @@ Title = Annotated[
 ]
 Partition = Literal["fifo", "protected"]
 Format = Literal["d4rl", "npz", "minari", "amago", "rlds", "lerobot", "parquet", "zip"]
-"""Of an uploaded file; zip is the folder of a format that is recognised by its content."""
+"""Format of an uploaded file; zip is a folder whose format is recognised by its content."""
 FORMATS: tuple[str, ...] = get_args(Format)
 PARTIALLY_OBSERVABLE = "partially-observable"
 """Tag of a dataset whose single observations do not show the state: learning needs memory."""
@@ -143,7 +144,8 @@ class Problem(Response):
     status: int
     detail: str = ""
     code: str
-    """Stable, machine-readable, for instance "schema_mismatch"; docs/http.md lists them."""
+    """Stable, machine-readable, for instance "schema_mismatch"; docs/reference/http.md lists
+    them."""
     expected: Any = None
     got: Any = None
     errors: list[Json] | None = None
@@ -255,7 +257,7 @@ class CreateVersion(Request):
     """SQL condition over `trajectories`; without it, all trajectories of the dataset."""
     description: Text = ""
     licence: Text = ""
-    """Of the data, such as CC-BY-4.0."""
+    """Licence of the data, such as CC-BY-4.0."""
     parent: Name | None = None
     """Name of the version of this dataset from which this one was made."""
     include_eval: bool = False
@@ -301,7 +303,7 @@ class Version(Response):
     dataset: str
     name: str
     digest: str
-    """sha256 over the sorted ids and content digests (docs/versions.md)."""
+    """sha256 over the sorted ids and content digests (docs/reference/versions.md)."""
     parent: str | None = None
     """The version that this one was made from, as dataset@name."""
     where: str = ""
@@ -627,7 +629,7 @@ class SaveQuery(Request):
     params: Annotated[dict[ParamName, ParamValue], Field(max_length=50)] = {}
     """Values of its $name placeholders, used where a caller gives none."""
     dataset: Name | None = None
-    """As that of `Query`."""
+    """Dataset of unqualified `steps`, as in `Query`."""
 
 
 class SavedQuery(Response):
@@ -703,7 +705,7 @@ class Lease(Response):
     snapshot: str
     holder: str
     ttl: float
-    """Seconds from now in which the service can answer (docs/maintenance.md, Clocks)."""
+    """Seconds from now in which the service can answer (docs/reference/maintenance.md, Clocks)."""
     expires_at: float
     """Approximate Unix time of the expiry, for display."""
 
@@ -718,7 +720,7 @@ class Alarm(Request):
     """A health check of a training run that has failed and still does."""
 
     key: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    """Name of the check; docs/training.md lists them."""
+    """Name of the check; docs/reference/training.md lists them."""
     message: Text
     """What is wrong, with numbers and advice."""
     update: Number
@@ -764,7 +766,7 @@ class Run(Response):
     title: str | None = None
     """What people call it; the name stays what trajectories, policies and evaluations refer to."""
     number: int = 0
-    """Of this run in order of creation; it never changes. Its colour in the dashboard is by it."""
+    """Number in order of creation; it never changes, and determines the colour in the dashboard."""
     kind: RunKind
     status: RunStatus
     config: Json = {}
@@ -957,14 +959,14 @@ class ProgramRecipe(Request):
     """The settings that differ from the defaults."""
     updates: float | None = None
     updates_per_second: float | None = None
-    """Typical number of updates, and their speed on the machine of docs/training.md."""
+    """Typical number of updates, and their speed on the machine of docs/reference/training.md."""
 
 
 class Program(Request):
     """What can be set when a launcher starts `stepwell train`, `collect` or `evaluate`."""
 
     version: Text
-    """Of Stepwell, on the launcher's machine."""
+    """Version of Stepwell on the launcher's machine."""
     settings: Annotated[dict[str, Document], AfterValidator(storable)]
     """JSON schema of each setting that a launch may change, by its dotted name, with `description`,
     `default`, and `kinds`: the kinds of its section that have it."""
@@ -1065,7 +1067,7 @@ class AuditEntry(Response):
     """A change, or, of what happens often, all changes of a day by one caller to one subject."""
 
     time: float
-    """Of the first."""
+    """Time of the first action."""
     who: str
     """Id of a token, "operator", "oidc:ADDRESS", "local" without tokens; "service": itself."""
     action: str

@@ -25,7 +25,7 @@ class Policy(Protocol):
         ...
 
     def export(self) -> bytes:
-        """A program of torch.export, which acts without Stepwell (docs/collecting.md)."""
+        """A program of torch.export, which acts without Stepwell (docs/reference/collecting.md)."""
         ...
 
 

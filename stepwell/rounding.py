@@ -1,4 +1,4 @@
-"""What is said where storing a number in a narrower type changes it."""
+"""Warnings for numbers that change when they are stored in a narrower type."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 
 The order of starts does not matter, and every part may be killed, added or moved to another machine
 at any time: what breaks is started again, and the same command continues a run that was stopped.
-docs/online.md is for users.
+docs/reference/online.md is for users.
 """
 
 from __future__ import annotations

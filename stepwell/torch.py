@@ -10,7 +10,7 @@
     episodes = Trajectories("pendulum")
     loader = DataLoader(episodes, batch_size=8, shuffle=True, collate_fn=pad_trajectories)
 
-What both give, of T steps (docs/torch.md):
+What both give, of T steps (docs/reference/torch.md):
 
     obs, time_idx                                   [T+1, …]  one observation more than steps
     actions, rewards, terminated, truncated         [T, …]    rewards[t] is what actions[t] earned
@@ -98,9 +98,10 @@ class Trajectories(Dataset[Tensors]):
 class Windows(IterableDataset[Tensors]):
     """Endless random windows of `length` steps, padded with zeros at the end and masked.
 
-    Windows are those of `data.padding = right` in docs/training.md: they begin anywhere, and may be
-    short at the end. Worker w of a DataLoader has a stream of its own, determined by the selection,
-    seed, epoch and w. Every pass begins the same streams again, unless `set_epoch` is called.
+    Windows are those of `data.padding = right` in docs/reference/training.md: they begin anywhere,
+    and may be short at the end. Worker w of a DataLoader has a stream of its own, determined by the
+    selection, seed, epoch and w. Every pass begins the same streams again, unless `set_epoch` is
+    called.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from tests.server.imports import test_imports_rlds as rlds
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    **{path.name: path for path in sorted((ROOT / "docs").glob("*.md"))},
+    **{path.name: path for path in sorted((ROOT / "docs").rglob("*.md"))},
     **{name: ROOT / name for name in ("examples/README.md", "CONTRIBUTING.md")},
 }
 COMMAND = re.compile(
@@ -72,7 +72,7 @@ PAGES_ELSEWHERE = {
     "maintenance.md": "tests/test_maintenance_doc.py:test_the_commands_do_what_the_page_says"
 }
 FINDS = "stepwell doctor my-data"
-"""Ends with 1: it has found the duplicate that is there (docs/doctor.md)."""
+"""Ends with 1: it has found the duplicate that is there (docs/reference/doctor.md)."""
 SAYS = {
     "stepwell annotate hopper --policy first:best": "annotated 6 trajectories of hopper",
     "stepwell collect --config collect.toml": "4 episodes",
@@ -81,13 +81,13 @@ SAYS = {
     "stepwell doctor my-data --repair clean": "my-data@clean",
     "stepwell evaluate --scripted my_policies:Remembers": "1.00",
     "stepwell evaluate first:best --episodes 30": "first/500",
-    "stepwell outbox list": "runs/my-run/outbox",
+    "stepwell outbox list": "runs/first/outbox",
     "stepwell recommend pendulum": "agent.losses.gamma",
     "stepwell run examples/00_meta_frozen_lake.toml --help": "frozen",
     "stepwell runs metrics first --keys": "value/q_mean",
     "stepwell sql --saved long-ones": "id",
     "stepwell versions show halfcheetah@v2 --card": "halfcheetah@v2",
-    "stepwell workers list": "train-my-run",
+    "stepwell workers list": "train-first",
 }  # fmt: skip
 """What lines that begin so print."""
 
@@ -173,7 +173,7 @@ class Robot(PendulumEnv):
 
 gymnasium.register("Robot-v0", Robot, max_episode_steps=20)
 """
-"""The environment with infos that docs/training.md takes for granted."""
+"""The environment with infos that docs/reference/training.md takes for granted."""
 
 
 class World:
@@ -238,7 +238,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     modules = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         made = World(service, tmp_path_factory.mktemp("pages"), patch)
-        generate(["pendulum-mixed", "pendulum.hdf5", "--steps", "6000"])
+        generate(["pendulum-mixed", "pendulum.hdf5", "--steps", "20000"])
         for line in (
             "stepwell import pendulum.hdf5 --dataset pendulum --env Pendulum-v1",
             "stepwell collect --env Pendulum-v1 --dataset pendulum --random --episodes 20",
@@ -263,6 +263,11 @@ def prepare_annotations(world: World) -> None:
     liked = world.client.matching_trajectories("dataset = 'hopper' and length = 5")
     values = {name: [1.0] * 5 for name in ("q", "v", "advantage", "weight")}
     world.client.annotate("hopper", "critic", "first/2000", [{"trajectory": liked[0], **values}])
+
+
+def prepare_collecting(world: World) -> None:
+    """The guide's page has evaluated all versions, which moves the alias."""
+    world.client.set_alias("first", "best", 500)
 
 
 def prepare_doctor(world: World) -> None:
@@ -301,9 +306,11 @@ def prepare_formats(world: World) -> None:
 def prepare_own_data(world: World) -> None:
     """A small file under the name of D4RL's."""
     world.fill("my-data", ROBOT)
+    world.fill("arm", ROBOT)
     world.fill("some-cheetah", CHEETAH)
-    words = "stepwell export some-cheetah --format d4rl halfcheetah-medium-v2.hdf5"
-    assert world.run(words) == 0
+    file = Path("halfcheetah-medium-v2.hdf5")
+    if not file.exists():
+        assert world.run(f"stepwell export some-cheetah --format d4rl {file}") == 0
 
 
 def prepare_relabeling(world: World) -> None:
@@ -331,6 +338,8 @@ def prepare_workers(world: World) -> None:
 
 PREPARE = {
     "annotations.md": prepare_annotations,
+    "bring-data.md": prepare_own_data,
+    "collecting.md": prepare_collecting,
     "doctor.md": prepare_doctor,
     "formats.md": prepare_formats,
     "own_data.md": prepare_own_data,

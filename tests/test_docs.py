@@ -18,13 +18,15 @@ from stepwell.testing import make_trajectory
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+GUIDE = sorted((DOCS / "guide").glob("*.md"))
 # What FastAPI itself serves, besides the service's routes.
 OWN = {"GET /openapi.json", "GET /docs", "GET /docs/oauth2-redirect", "GET /redoc"}
 
 
 def blocks(name: str, language: str) -> list[str]:
     """The fenced code blocks of a document."""
-    text = (DOCS / name).read_text()
+    text = (REFERENCE / name).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
@@ -47,7 +49,7 @@ def served(service) -> set[str]:
 
 @pytest.fixture(scope="module")
 def documented() -> set[str]:
-    text = (DOCS / "http.md").read_text().partition("\n## Rights")[0]
+    text = (REFERENCE / "http.md").read_text().partition("\n## Rights")[0]
     return set(re.findall(r"^\| `([A-Z]+ /\S*)` \|", text, re.MULTILINE))
 
 
@@ -62,8 +64,8 @@ def test_no_documented_route_is_invented(served, documented):
 
 
 def test_every_error_code_is_documented():
-    """Codes are promises to programs: one that docs/http.md does not list is a defect."""
-    text = (DOCS / "http.md").read_text()
+    """Codes are promises to programs: one that docs/reference/http.md does not list is a defect."""
+    text = (REFERENCE / "http.md").read_text()
     raised: set[str] = set()
     for path in (ROOT / "server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -82,7 +84,7 @@ def test_every_error_code_is_documented():
 
 @pytest.fixture(scope="module")
 def my_data(service):
-    """A dataset as the examples of docs/sql.md expect it."""
+    """A dataset as the examples of docs/reference/sql.md expect it."""
     spec = EnvSpec.of(Box((2,)), Box((2,), low=-1.0, high=1.0), env="my-robot")
     client = service.client()
     client.create_dataset("my-data", spec, exist_ok=True)
@@ -106,7 +108,7 @@ def test_every_sql_example_runs(my_data, query):
 
 
 def test_every_table_and_column_is_documented_and_none_is_invented(my_data):
-    text = (DOCS / "sql.md").read_text()
+    text = (REFERENCE / "sql.md").read_text()
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
     tables = {t.name: {c.name for c in t.columns} for t in my_data.query_schema().tables}
     plain = {name: columns for name, columns in tables.items() if not name.startswith('"')}
@@ -135,8 +137,9 @@ def test_the_note_on_rows_per_trajectory_is_true(my_data):
 EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
     for name in (
-        *("../README.md", "own_data.md", "trajectory.md", "versions.md"),
+        *("../../README.md", "own_data.md", "trajectory.md", "versions.md", "annotations.md"),
         *("training.md", "collecting.md", "relabeling.md", "torch.md"),
+        *(f"../guide/{path.name}" for path in GUIDE),
     )
     for block in blocks(name, "python")
 ]
@@ -182,7 +185,7 @@ def test_every_python_example_runs(service, tmp_path, name, block):
 
 
 PAGES = [
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     ROOT / "examples" / "README.md",
 ]
@@ -192,6 +195,20 @@ PAGES = [
 def test_links_between_documents_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} → {target}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_lines_are_short_enough_to_read(path):
+    """Paragraphs, list items and rows of tables; code blocks aside."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    long = [line[:60] for line in text.splitlines() if len(line) > 600]
+    assert not long, f"{path.name}: split these into sentences, lists or sections: {long}"
+
+
+@pytest.mark.parametrize("path", GUIDE, ids=lambda path: path.name)
+def test_pages_of_the_guide_are_short(path):
+    words = len(path.read_text().split())
+    assert words <= 1500, f"{path.name} has {words} words; move details to docs/reference/"
 
 
 def anchors(path: Path) -> set[str]:
@@ -300,14 +317,14 @@ def test_every_config_file_of_a_collector_is_accepted(block, tmp_path):
 def test_every_recipe_is_documented():
     from trainer.recipes import RECIPES
 
-    text = (DOCS / "training.md").read_text()
+    text = (REFERENCE / "training.md").read_text()
     assert not {name for name in RECIPES if f"`{name}`" not in text}
 
 
 def test_every_relabeler_and_its_fields_are_documented():
     from trainer.data.relabel import registered
 
-    text = (DOCS / "relabeling.md").read_text()
+    text = (REFERENCE / "relabeling.md").read_text()
     for name, kind in registered().items():
         if kind.__module__.startswith("trainer."):
             assert f"### `{name}`" in text
@@ -338,7 +355,7 @@ def test_the_table_of_rights_is_that_of_the_code():
 
 
 def test_every_counted_action_is_documented():
-    """docs/http.md names the actions that have one row a day, and no other."""
+    """docs/reference/http.md names the actions that have one row a day, and no other."""
     counted = set()
     for path in (ROOT / "server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -347,6 +364,8 @@ def test_every_counted_action_is_documented():
                 names = ast.walk(action) if not isinstance(action, ast.Name) else ()
                 counted |= {n.value for n in names if isinstance(n, ast.Constant)}
     counted |= {"run.change", "run.heartbeat"}
-    section = (DOCS / "http.md").read_text().partition("## The audit log")[2].partition("\n## ")[0]
+    section = (
+        (REFERENCE / "http.md").read_text().partition("## The audit log")[2].partition("\n## ")[0]
+    )
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`(\w+\.\w+)`", " ".join(rows))) == counted

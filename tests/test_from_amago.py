@@ -1,4 +1,4 @@
-"""docs/from_amago.md: every setting that it names is one, and every default is what it says."""
+"""Every setting that docs/reference/from_amago.md names exists, and every default is as it says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepwell.cli import COMMANDS
 from trainer.config import SourceConfig, TrainConfig
 from trainer.options import resolve
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
 PAGE = (DOCS / "from_amago.md").read_text()
 METRICS = set(re.findall(r"`([a-z]+/[a-z_]+)`", (DOCS / "training.md").read_text()))
 SETTINGS = options(TrainConfig)

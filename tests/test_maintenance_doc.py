@@ -1,4 +1,4 @@
-"""Every command of docs/maintenance.md, run as it is written there, in its order."""
+"""Every command of docs/reference/maintenance.md, run as it is written there, in its order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from stepwell import Client
 from stepwell.testing import make_spec, make_trajectory
 
-DOC = Path(__file__).parents[1] / "docs" / "maintenance.md"
+DOC = Path(__file__).parents[1] / "docs" / "reference" / "maintenance.md"
 SPEC = make_spec(observation=3, action=1)
 SKIPPED = ("pip install", "STEPWELL_OIDC_ISSUER=")
 """Installing a package; a service with an issuer (tests/server/registry/test_oidc.py)."""

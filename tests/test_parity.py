@@ -1,4 +1,4 @@
-"""Every test that docs/parity.md names exists."""
+"""Every test that docs/reference/parity.md names exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.options import resolve
 from trainer.recipes import recipe
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "parity.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "parity.md").read_text()
 NAMED = sorted(set(re.findall(r"`((?:tests/[\w/]+/|tests/)?test_\w+\.py)(?:::(\w+))?`", PAGE)))
 
 

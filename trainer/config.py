@@ -101,7 +101,7 @@ class DataConfig(RunSettings):
     relabel: tuple[str, ...] = ()
     """Relabelers, applied in this order to each sampled trajectory, as NAME or
     NAME:FIELD=VALUE,FIELD=VALUE. Built-in relabelers: hindsight, instructions, mazerunner, crafter;
-    docs/relabeling.md lists their fields."""
+    docs/reference/relabeling.md lists their fields."""
     actor_mask: str = ""
     """Name of a scalar info of the dataset: the actor losses include a step if its value is above
     0. Empty: all steps."""

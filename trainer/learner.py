@@ -200,7 +200,7 @@ class Learner:
         return why is None
 
     def learning_rate(self, update: int) -> float:
-        """Of update 0, 1, …: a linear warm-up, times a constant or a cosine decay to 0."""
+        """Return the rate at an update: a linear warm-up times a constant or cosine decay to 0."""
         config = self.config
         rate = config.learning_rate * min(1.0, (update + 1) / max(config.warmup, 1))
         if config.decay == "cosine":

@@ -24,7 +24,7 @@ DESCRIPTION = """Train an agent on a dataset of the service; it sees no environm
 
 RECIPE comes first, one of:
 {recipes}
-or one of the ablations of docs/method.md, each a recipe without one part of the method.
+or one of the ablations of docs/reference/method.md, each a recipe without one part of the method.
 --config FILE.toml may be given several times; later ones win, and flags win over files.
 --print-config prints the resulting settings and the origin of each as JSON, without training;
 --verbose prints those that are not the default, and trains.
@@ -89,7 +89,7 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
 
 def described(name: str) -> dict[str, Any]:
     """What a form needs of a recipe: its purpose, the values that differ from the defaults, and its
-    speed on the machine of docs/training.md, if it was measured."""
+    speed on the machine of docs/reference/training.md, if it was measured."""
     values = _settings.differences(recipe(name))
     values.pop("recipe", None)
     return {"about": RECIPES[name].about, "values": values, **speeds().get(name, {})}

@@ -45,7 +45,7 @@ RECIPES = {
     "published_v3": Recipe(
         "published_v3",
         "default",
-        "AMAGO v3.3.0's formula wherever the two differ; docs/parity.md lists all differences.",
+        "AMAGO v3.3.0's formula wherever the two differ; docs/reference/parity.md lists them.",
         {"agent": presets.published_v3().to_dict()},
     ),
     "multitask": Recipe(
@@ -67,7 +67,7 @@ def recipe(name: str) -> TrainConfig:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise SettingError(
             f"unknown recipe {name!r}; the nearest known one is {near!r} (of {', '.join(RECIPES)}, "
-            "and the ablations of docs/method.md)"
+            "and the ablations of docs/reference/method.md)"
         )
     found = known[name]
     base = recipe(found.base) if found.base else TrainConfig()
@@ -76,7 +76,7 @@ def recipe(name: str) -> TrainConfig:
 
 def speeds() -> dict[str, dict[str, float]]:
     """By recipe, `updates` of a typical run and `updates_per_second` of one thread of a CPU, as
-    `benchmarks.recipes` measured them on the machine of docs/training.md."""
+    `benchmarks.recipes` measured them on the machine of docs/reference/training.md."""
     return dict(tomllib.loads((Path(__file__).parent / "recipe_speeds.toml").read_text()))
 
 

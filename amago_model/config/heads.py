@@ -217,9 +217,9 @@ class _CriticConfig(Settings):
     n_critics_target: int = Field(2, ge=1)
     """Size of the random subset of target critics for each target."""
     subset_replacement: bool = False
-    """As published: draw the subset with replacement, so some targets use fewer critics."""
+    """Published behaviour: draw the subset with replacement, so some targets use fewer critics."""
     soften_data_actions: bool = False
-    """As published, for discrete actions: the critics' input is the data's one-hot action clipped
+    """Published behaviour for discrete actions: the critics' input is the one-hot action clipped
     to prob_low..prob_high."""
     n_layers: Layers = 2
     """Number of hidden layers."""
@@ -300,7 +300,7 @@ class HLGaussCriticConfig(BinnedCriticConfig):
     sigma: Positive = 0.75
     """Standard deviation of a label, in bins."""
     renormalize: bool = False
-    """As published: drop the mass of a label outside the support and rescale the rest to 1 (nothing
+    """Published behaviour: drop a label's mass outside the support, rescale the rest to 1 (nothing
     remains far outside). False: the outer bins get that mass."""
 
 

@@ -142,13 +142,13 @@ class LossConfig(Settings):
     """Number of policy samples in the advantage, in the DPG loss and in the logged entropy of
     continuous actions. Unused for discrete actions, unless algorithm=multitask."""
     targets_before_step: bool = False
-    """As published: update the target networks before the optimiser step instead of after it."""
+    """Published behaviour: update the target networks before the optimiser step, not after it."""
     dpg_detach_state: bool = False
     """Detach the actor's input state in the DPG loss, so that DPG trains only the actor. False, as
     published: DPG also trains the encoders through the actor. The critics' input state is always
     detached."""
     lagged_critics: bool = False
-    """As published: DPG, and the advantages of scalar critics, use a copy of the critics from
+    """Published behaviour: DPG and the advantages of scalar critics use a copy of the critics from
     before the last optimiser step. Needs memory for another set of critics."""
     use_target_actor: bool = True
     """Sample next actions from the target actor."""

@@ -254,7 +254,7 @@ def _action(space: Mapping[str, Any]) -> ActionSpace:
 
 
 def _starts(space: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of a MultiDiscrete; empty if all are 0, as in specs that have none."""
+    """Return the starts of a MultiDiscrete; empty if all are 0, as in specs without starts."""
     starts = tuple(space.get("start", ()))
     return starts if any(starts) else ()
 

@@ -187,7 +187,7 @@ class TimestepEncoderConfig(Settings):
     vector_keys: tuple[str, ...] = ()
     """Observations to treat as plain numbers (categories as one-hots), whatever their space is."""
     raw_numbers: bool = False
-    """As published: categories and uint8 values are used as numbers, not as one-hots and fractions
+    """Published behaviour: categories and uint8 values are numbers, not one-hots and fractions
     of 255, and categories are embedded only if named in tokens.keys."""
     images: ImageConfig = Field(default_factory=PlainImageConfig)
     """Settings of images."""

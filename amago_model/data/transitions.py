@@ -104,7 +104,7 @@ class LossMasks(NamedTuple):
     dpg_mask: Tensor
     """The transition exists, and `Batch.actor_mask` includes it."""
     bc_mask: Tensor
-    """As dpg_mask, and the action was recorded."""
+    """`dpg_mask` holds, and the action was recorded."""
     critic_mask: Tensor
     """The action was recorded, the transition has a target, and `Batch.critic_mask` includes it."""
 

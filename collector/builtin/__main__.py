@@ -144,7 +144,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit status (docs/maintenance.md)."""
+    """Run the command and return its exit status (docs/reference/maintenance.md)."""
     args = parser().parse_args(argv)
     if not args.out.parent.is_dir():  # checked before the episodes are generated
         missing = f"no folder {args.out.parent} to write into; create it"

@@ -23,7 +23,7 @@ class CartPolePosition(CartPoleEnv):
 
     metadata: dict[str, Any] = {**CartPoleEnv.metadata, "partially_observable": True}
     observed: ClassVar[slice] = slice(0, None, 2)
-    """Of the four numbers of the state."""
+    """Which of the four numbers of the state are observed."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)

@@ -138,7 +138,7 @@ class FindBlockImage(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return image * np.uint8(not terminated), reward, terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
-        """As FindBlock draws it."""
+        """Draw the inner FindBlock environment."""
         return self.inner.render()
 
     def _with_mission(self, obs: Observation) -> NDArray[np.uint8]:

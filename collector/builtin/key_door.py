@@ -68,7 +68,7 @@ class DarkKeyDoor(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
         self.start, self.key, self.door = (cell(fixed) for fixed in self._fixed)
         order = self.np_random.permutation(len(MOVES)) if self.shuffle else range(len(MOVES))
         self.moves = [MOVES[i] for i in order]
-        """Of each action in this episode."""
+        """Effect of each action in this episode."""
         self._total, self._doors = 0, 0
         self._begin_attempt()
         return self._observe(), {}

@@ -9,8 +9,8 @@
     # # # # # # # # #
 
 The rewards are sparse: a random policy hardly ever reaches all goals, but hindsight relabeling can
-use the cells that it visits (docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR
-2024), but square, with the goals as a separate observation, and never truncated.
+use the cells that it visits (docs/reference/relabeling.md). After MazeRunner of AMAGO (Grigsby et
+al., ICLR 2024), but square, with the goals as a separate observation, and never truncated.
 """
 
 from typing import Any

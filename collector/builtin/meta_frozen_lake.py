@@ -24,7 +24,7 @@ from collector.builtin.drawing import RENDERS, DrawsMap, put
 
 STAY = 0
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-"""Of each action, on (x, y) = (row, column)."""
+"""Effect of each action on (x, y) = (row, column)."""
 FROZEN = 0.8
 """Probability that a cell of a map is frozen."""
 SWAP, CRACK, BLUR = 0.5, 0.33, 0.25

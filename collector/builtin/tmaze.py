@@ -119,7 +119,7 @@ class TMazePassive(DrawsMap, gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 class TMazeActive(TMazePassive):
-    """As TMazePassive, but the cue must be fetched: it is one step to the left of the start.
+    """A TMazePassive whose cue must be fetched: it is one step to the left of the start.
 
     An episode has corridor_length + 3 steps: to the cue, back, through the corridor, and a turn.
     No action is punished in the first step.

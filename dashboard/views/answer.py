@@ -20,9 +20,9 @@ FILES = {
 }
 MOST_COLOURS = 20
 MOST_LINKS = 5
-"""Of datasets that an answer is from."""
+"""Maximum number of links to datasets that an answer is from."""
 MOST_TEXT = 4096
-"""Of the description of a version."""
+"""Maximum length of the description of a version."""
 ROWS, SECONDS = 1000, 5.0
 """What `Client.sql` and `stepwell sql` ask for unless they are told otherwise."""
 KINDS = ("line", "bars", "dots", "histogram")

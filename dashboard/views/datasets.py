@@ -234,7 +234,7 @@ def _open_jobs() -> list[str]:
 
 
 def _imports(_dataset: Any) -> None:
-    """Of all datasets: a job may be the one that creates its dataset."""
+    """Show the imports of all datasets: a job may be the one that creates its dataset."""
     components.live(_jobs, lambda: bool(_open_jobs()))
 
 

@@ -68,7 +68,7 @@ def _draw(report: Any) -> None:
     if report.numbers > report.numbers_read:
         st.caption(
             f"Of {report.numbers:,} numbers of an observation, the first {report.numbers_read:,} "
-            "were looked at one by one."
+            "were checked one by one."
         )
     if not report.findings and not report.failed:
         st.success("Nothing found.", icon=":material/check_circle:")

@@ -186,7 +186,7 @@ def _actions(trajectory: Any, t: int, side: str) -> None:
 
 
 def _values(info: Any, t: int, side: str) -> None:
-    """What critics think of the steps, where the episode is annotated (docs/annotations.md)."""
+    """Show the values of step `t` if the episode is annotated (reference/annotations.md)."""
     found = api.values_of_steps(info.id) if api.annotations_of(info.dataset) else {}
     if not found:
         return

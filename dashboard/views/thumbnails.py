@@ -16,7 +16,7 @@ import streamlit as st
 from dashboard import api, components, formatting, frames
 
 ROWS = 20
-"""Of the list while it has pictures."""
+"""Rows of the list while it has pictures."""
 HEIGHT = 72
 """Pixels of a row with pictures."""
 SECONDS = 600.0

@@ -99,7 +99,7 @@ def _cameras() -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _rows() -> int:
-    """Of one page of the list."""
+    """Return the number of rows on one page of the list."""
     linked = st.query_params.get("frames", "").lower() == "true"  # before the toggle is drawn
     return thumbnails.ROWS if st.session_state.get("frames", linked) and _cameras() else PAGE
 

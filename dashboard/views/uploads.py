@@ -67,7 +67,7 @@ def _form(names: list[str], count: int) -> None:
 
 
 def _options(file: Any, count: int) -> dict[str, Any]:
-    """What the format of the file can be told, as far as something is said."""
+    """Collect the options that the user has set for the format of the file."""
     formats = uploading.formats_of(file)
     columns = []
     if set(formats) & set(uploading.TABLES):
@@ -213,4 +213,6 @@ def _failed(job: Any) -> None:
     for label, value in (("Expected", error.expected), ("Got", error.got)) if error else ():
         if value is not None:
             st.text(f"{label}: {value if isinstance(value, str) else components.show_json(value)}")
-    st.caption("Nothing was stored. The layouts of files: docs/formats.md and docs/own_data.md.")
+    st.caption(
+        "Nothing was stored. docs/reference/formats.md and own_data.md describe the layouts."
+    )

@@ -237,7 +237,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def _said(role: str, key: str) -> str:
-    """As the option `columns` names an array."""
+    """Return an array's name in the form of the option `columns`."""
     return role if key == NAMED[role] else f"{role}/{key}"
 
 

@@ -230,7 +230,7 @@ def out_of_order(columns: ColumnMap) -> str:
 def warn_of_final_rows(
     flags: Flags, rewards: Array | None, finals: NDArray[np.int64], warnings: list[str]
 ) -> None:
-    """What is said where the last rows of episodes, `finals`, are no steps; rewards of all rows."""
+    """Warn where the last rows of episodes, `finals`, are no steps; `rewards` has all rows."""
     warnings.append(
         "rows with is_last are final observations, as in RLDS, and no steps; columns=first= makes "
         "them steps"

@@ -43,7 +43,7 @@ class Rows(Protocol):
 
     @property
     def file_rows(self) -> list[int]:
-        """Of each file."""
+        """Number of rows of each file."""
 
     def numbers_of(self, name: str) -> Array:
         """[rows]. Raises `ImportRefused`."""
@@ -67,7 +67,7 @@ class Split:
 
 
 def split_by_ids(rows: Rows, columns: ColumnMap, warnings: list[str], *, lengths: bool) -> Split:
-    """Rows of one id are one episode; `lengths` that are odd are told. Raises `ImportRefused` where
+    """Group rows of one id into one episode; warn of odd `lengths`. Raises `ImportRefused` where
     ids may not be unique."""
     keys, step = columns.episode, columns.one("step")
     codes, names = _ids(rows, keys)

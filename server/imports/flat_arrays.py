@@ -72,7 +72,7 @@ class RawFile:
     map: ColumnMap = field(default_factory=ColumnMap)
     """Which of them is what."""
     names: list[str] = field(default_factory=list)
-    """Of all arrays in the file, but infos and metadata."""
+    """Names of all arrays in the file except infos and metadata."""
     ends: NDArray[np.int64] | None = None
     """The last row of each episode, where the layout says it."""
     infos: dict[str, Array] = field(default_factory=dict)

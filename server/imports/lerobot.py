@@ -282,7 +282,7 @@ def _fps(info: dict[str, Any]) -> float:
 
 
 def _names(feature: dict[str, Any]) -> Columns:
-    """Of the elements of a vector: a list, or one below "motors", "axes", …"""
+    """Return the names of a vector's elements: a list, or one below "motors", "axes", …"""
     names = feature.get("names")
     if isinstance(names, dict) and len(names) == 1:
         (names,) = names.values()

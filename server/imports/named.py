@@ -60,12 +60,12 @@ class Leaf:
     path: str
     """In its episode, as the format calls it."""
     shape: tuple[int, ...] | None
-    """Of one row; None for texts and encoded images."""
+    """Shape of one row; None for texts and encoded images."""
     dtype: np.dtype[Any]
     kind: str = "numbers"
     """"numbers", "texts" or "frames" (encoded images)."""
     names: tuple[str, ...] = ()
-    """Of the elements of a vector, where the file has them."""
+    """Names of a vector's elements, if the file has them."""
 
 
 @dataclass(slots=True)

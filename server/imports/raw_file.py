@@ -60,13 +60,13 @@ class ImportOptions:
     max_steps: int = 0
     """Where the file has no timeouts: an episode is cut after this many steps (0: never)."""
     columns: tuple[str, ...] = ()
-    """Of tables and flat files: "role=column,column" (column_map.py); others are guessed."""
+    """Columns of tables and flat files: "role=column,column" (column_map.py); or guessed."""
     split: str = ""
-    """Of folders with several: "train"."""
+    """Split to read from a folder with several, such as "train"."""
     videos: str = ""
     """"no" leaves videos out, "96x96" scales frames to this width and height."""
     keep_last_step: bool = False
-    """Of RLDS: what the last step of an episode has counts as a transition (rlds.py)."""
+    """RLDS only: the last step of an episode counts as a transition (rlds.py)."""
     drop_infos: tuple[str, ...] = ()
     """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""
@@ -91,7 +91,7 @@ class Reading:
     dropped: dict[str, str]
     """Infos that are not read: name → reason."""
     metadata: dict[str, Any]
-    """Of the whole file, for the job's result."""
+    """Metadata of the whole file, for the job's result."""
     trajectories: Iterator[Trajectory]
 
 

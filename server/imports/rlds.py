@@ -128,7 +128,7 @@ class RldsEpisodes:
         return np.concatenate([array, array[-1:]]) if self._keep_last else array
 
     def _of_transitions(self, array: Array) -> Array:
-        """Of values of all L steps those that count."""
+        """Return the values of the steps that count, out of all L steps."""
         return array if self._keep_last else array[:-1]
 
     def about(self, number: int) -> About:

@@ -157,7 +157,7 @@ def fitting_names(
     observations: Mapping[str, Space],
     actions: Mapping[str, Space],
 ) -> dict[str, tuple[str, ...]]:
-    """Those that a spec can have: one for each element of a vector, each once."""
+    """Keep the names that a spec can have: one for each element of a vector, each once."""
     spaces = {f"observation/{k}": s for k, s in observations.items()}
     spaces |= {f"action/{k}": s for k, s in actions.items()}
     return {

@@ -341,7 +341,7 @@ class TableEpisodes:
         return count
 
     def _names_of(self, role: str, key: str, columns: Columns) -> Columns:
-        """Of the elements of a vector, where they have names."""
+        """Return the names of a vector's elements, if they have names."""
         if not self.columns.named_elements(role, key):
             return self.columns.element_names.get(columns[0], ())
         widths = [self._read((column,), "numbers", 0)[:1].size for column in columns]

@@ -48,7 +48,7 @@ MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
 REBUILD = "stepwell fsck --rebuild --data DIR"
 FIRST_REVISION = "0009"
-"""Of the first release: migrations start from it."""
+"""Revision of the first release, from which migrations start."""
 
 PAGE_BYTES = 4 << 20
 """A page of a list ends with the row that exceeds this."""

@@ -137,5 +137,5 @@ def refuse_if_lost(connection: Connection, table: sa.Table, name: str) -> None:
 
 
 def as_documents(found: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
-    """As messages.Excluded."""
+    """Convert to the form of `messages.Excluded`."""
     return [{"dataset": d, "file": f, "trajectories": n} for d, f, n in found]

@@ -123,7 +123,7 @@ class Mirror:
         """Table → the database's version at its last check."""
         self._garbage: list[tuple[float, str]] = []
         self._names = secrets.token_hex(6)
-        """Of this process's files: a name is never used for another content."""
+        """Prefix of this process's files, so that a name is never reused for other content."""
         self._written = 0
         self._marks, self._save_every = db, save_every
         self._saving = threading.Lock()
@@ -483,7 +483,7 @@ class Mirror:
 
 
 def _layout() -> str:
-    """Of the pieces that a base keeps: their sizes and columns, and how they are read."""
+    """Describe the pieces that a base keeps: their sizes and columns, and how they are read."""
     made_of = (
         *(PIECE, RUNS_PER_PIECE, TRAJECTORIES, METRICS, METRIC_SUMS, VERSION_TRAJECTORIES),
         *(TABLES[name] for name in KEPT),

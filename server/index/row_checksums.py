@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 COLUMN = "crc"
 UNPROTECTED = "alembic_version"
-"""Of Alembic; `schema_crc` covers its only row."""
+"""Table of Alembic; `schema_crc` covers its only row."""
 _FORMAT = 2
-"""Of marshal: the last without references, which depend on identity and not on value. It has not
+"""Version of marshal: the last without references, which depend on identity, not value. It has not
 changed since Python 2.5, and `_KNOWN` would tell."""
 _KNOWN = (None, 1, -(2**40), 1.5, "", "Aé€😀", b"\x00\xff")
 
@@ -125,7 +125,7 @@ def schema_crc(connection: Executes) -> int:
 
 
 def seal_schema(connection: Executes) -> None:
-    """Store `schema_crc`. The last act of whoever changes the schema, in the same transaction."""
+    """Store `schema_crc`, as the last act of a schema change, in the same transaction."""
     connection.execute(f"PRAGMA user_version = {schema_crc(connection)}")
 
 

@@ -33,7 +33,7 @@ HEADER, FRAME = 32, 24
 AT_ONCE = 1024
 """Frames."""
 MAGIC = 0x377F0682
-"""Of checksums over little-endian words; with the lowest bit, over big-endian ones."""
+"""Magic number for checksums over little-endian words; with the lowest bit set, big-endian."""
 _MASK = np.uint64(0xFFFFFFFF)
 Words = NDArray[np.uint64]
 

@@ -28,7 +28,7 @@ Batch = tuple[pa.RecordBatch, dict[bytes, bytes], memoryview]
 SHORT_ROWS = 64
 """Longer trajectories take little longer one by one."""
 GROUP_BYTES, GROUP = 1 << 20, 1024
-"""Of one group: its rows are held a second time meanwhile."""
+"""Limits of one group, whose rows are held in memory twice during validation."""
 
 
 def from_batches(batches: Sequence[Batch], spec: EnvSpec) -> list[Trajectory] | None:

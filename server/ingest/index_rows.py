@@ -43,7 +43,7 @@ def chunks(items: Sequence[Any], size: int = CHUNK) -> Iterable[Sequence[Any]]:
 
 
 def find_known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTrajectory]:
-    """Those of `ids` that are or were stored: alive, evicted or tombstones."""
+    """Find which of `ids` are or were stored: alive, evicted or tombstones."""
     found: dict[str, KnownTrajectory] = {}
     t, dead = trajectories.c, tombstones.c
     for some in chunks(ids):

@@ -2,5 +2,5 @@
 server/registry and the other parts of the service read and write the index.
 
 A new route also needs its right in rights.py:RIGHTS, a message, a client method and a row in
-docs/http.md; one that changes something writes the audit log (index/db.py).
+docs/reference/http.md; one that changes something writes the audit log (index/db.py).
 """

@@ -56,7 +56,7 @@ def get_manifest(
 ) -> Response:
     """One row per trajectory with its location. Arrow; JSON on request.
 
-    `since`, an earlier snapshot: only the blocks of rows that differ (docs/http.md).
+    `since`, an earlier snapshot: only the blocks of rows that differ (docs/reference/http.md).
     """
     table = service.snapshots.manifest(snapshot_id, since)
     as_json = "application/json" in request.headers.get("accept", "")

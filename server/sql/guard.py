@@ -52,7 +52,7 @@ class CheckedQuery:
     """DuckDB's syntax tree."""
 
     def wrapped(self, limit: int) -> str:
-        """As a subquery: anything but a query is a syntax error there."""
+        """Return the query wrapped as a subquery, where anything but a query is a syntax error."""
         return f"SELECT * FROM (\n{self.text}\n) AS q LIMIT {int(limit)}"
 
 

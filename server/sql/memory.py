@@ -21,7 +21,7 @@ class Memory:
     caller: int
     """Resident memory of a worker for callers."""
     own: int
-    """Of the service's own worker: selections for snapshots are large."""
+    """Resident memory of the service's own worker, whose selections for snapshots are large."""
     answers: int
     """Results in this process, from the worker's pipe until the client has read them."""
 

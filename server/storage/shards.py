@@ -261,7 +261,7 @@ class Contents:
 
 @lru_cache(maxsize=8)
 def contents_of(source: Source) -> Contents:
-    """Of an immutable file. Raises `ShardDamaged`."""
+    """Read the contents of an immutable shard file. Raises `ShardDamaged`."""
     with _readable(source):
         metadata, found = _described(source)
         # Not orjson.dumps, whose bytes keep kilobytes more than they need.

@@ -50,7 +50,7 @@ class VersionDamaged(ValueError):
 
 
 def digest_of(members: Sequence[tuple[str, str]]) -> str:
-    """The digest of a version: docs/versions.md."""
+    """The digest of a version: docs/reference/versions.md."""
     sha = hashlib.sha256()
     for trajectory, digest in sorted(members):
         sha.update(f"{trajectory} {digest}\n".encode())

@@ -1,1 +1,1 @@
-"""Versions of datasets: named selections that never change (docs/versions.md)."""
+"""Versions of datasets: named selections that never change (docs/reference/versions.md)."""

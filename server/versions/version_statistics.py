@@ -16,7 +16,7 @@ POLICIES = 20
 
 
 def statistics_of(rows: Sequence[Sequence[Any]]) -> VersionStatistics:
-    """Of rows of COLUMNS."""
+    """Compute statistics from rows of COLUMNS."""
     if not rows:
         return VersionStatistics()
     lengths, returns, sizes, terminated, truncated, success, envs, policies = zip(

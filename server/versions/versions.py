@@ -1,4 +1,4 @@
-"""Creates, describes, compares and deletes versions (docs/versions.md).
+"""Creates, describes, compares and deletes versions (docs/reference/versions.md).
 
 SQL → pks of the mirror → ids and digests in the index
   → DIR/versions/<file>.parquet (immutable)

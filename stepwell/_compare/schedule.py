@@ -53,7 +53,7 @@ class Recipe:
     given: dict[str, object]
     """Settings of files and flags, by dotted name."""
     typical_rate: float | None = None
-    """Updates per second on the machine of docs/training.md's table."""
+    """Updates per second on the machine of docs/reference/training.md's table."""
 
 
 @dataclass
@@ -297,7 +297,7 @@ def seconds_left(
 
 
 def _seconds_per_update(chains: Sequence[Chain]) -> dict[str, float]:
-    """Of each recipe of which it can be told."""
+    """Return the seconds per update of each recipe for which they are known."""
     rates: dict[str, list[float]] = {}
     typical: dict[str, float] = {}
     for chain in chains:

@@ -17,7 +17,7 @@ MOST_STEPS = 2_000_000
 MOST_TRAJECTORIES = 20_000
 MOST_VALUES = 25_000_000
 """Beyond these, steps of a part of the trajectories are read: with the default memory of the
-service (docs/sql.md) a query cannot join the steps of 100,000 trajectories."""
+service (docs/reference/sql.md) a query cannot join the steps of 100,000 trajectories."""
 FEWEST_STEPS = 20_000
 """Below, a check is not tried on fewer trajectories."""
 MOST_ROWS = 1_000_000

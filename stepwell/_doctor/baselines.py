@@ -9,7 +9,7 @@ from stepwell._doctor.check import NUMBERS_AT_ONCE, Check, Subject
 KEYS = 3
 """Numbers of an observation by which steps are compared: those that tell most of the reward."""
 BINS = 8
-"""Of each."""
+"""Bins of each number."""
 SHARED = 3
 """Trajectories with a step in a cell, from which on it is compared."""
 STEPS = 10

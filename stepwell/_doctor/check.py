@@ -14,9 +14,9 @@ from stepwell.spaces import Box, EnvSpec, Space
 Severity = Literal["error", "warning", "note"]
 LEAVE_OUT = "leave out"
 MOST_NUMBERS = 512
-"""Of a step, that are looked at one by one; the report says if there are more."""
+"""Maximum number per step that are checked one by one; the report says if there are more."""
 NUMBERS_AT_ONCE = 32
-"""In one query, as the memory for it grows with them."""
+"""Values checked in one query, whose memory grows with their number."""
 
 
 @dataclass(frozen=True, slots=True)

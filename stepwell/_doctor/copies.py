@@ -11,7 +11,7 @@ LONG = 50
 """Steps after which they do not agree by chance where observations are few."""
 
 RARE = 0.1
-"""Of the trajectories, up to which a piece that is there twice is none of the task."""
+"""Share of the trajectories up to which a repeated piece is a defect, not part of the task."""
 
 
 def _least(s: Subject) -> int:

@@ -12,9 +12,9 @@ from stepwell.spaces import Box
 
 BLOCK = 10
 USUALLY = 0.9
-"""Of the steps, in which a number has to change for a piece without a change to be a defect."""
+"""Share of the steps in which a number must change for a piece without change to be a defect."""
 FEW = 0.1
-"""Of the trajectories, up to which standing still is a defect and not a habit of the data."""
+"""Share of the trajectories up to which standing still is a defect, not a habit of the data."""
 ABRUPT = 0.01
 """The last change before a number stands still, in units of a usual one; what comes to rest has
 less."""

@@ -13,15 +13,15 @@ from stepwell.spaces import Space
 RUN = 48
 """Bytes that are read of an image: whole pixels of one, two, three or four channels."""
 RARE = 0.1
-"""Of the trajectories, up to which images of one colour are a defect and no scene of the game."""
+"""Share of the trajectories up to which images of one colour are a defect, not a scene."""
 COLOURS = 64
-"""With which images are compared; fewer, if they are large."""
+"""Colours with which images are compared; fewer for large images."""
 MOST_BYTES = 1 << 22
-"""Of the images of these colours."""
+"""Maximum number of bytes of the images of these colours."""
 SCALED = 10
 """Images of an episode that have only bytes of 0 and 1, from which on it is no fading."""
 ELSEWHERE = 0.02
-"""Of the images of other episodes, below which such images are a defect."""
+"""Share of the images of other episodes below which such images are a defect."""
 
 
 def _dark_image(s: Subject) -> str | None:

@@ -10,9 +10,9 @@ LEAST = 5
 LARGE = 2.0
 """The change at a seam (the mean square of what changes), in units of a great one."""
 HEALED = 0.25
-"""Of the change at the seams, up to which the change in the right order is none."""
+"""Share of the change at the seams up to which the right order counts as without a change."""
 RARE = 0.1
-"""Of the trajectories, up to which this is a defect and not how these data move."""
+"""Share of the trajectories up to which this is a defect, not how these data move."""
 
 
 def _reordered_piece(s: Subject) -> str | None:

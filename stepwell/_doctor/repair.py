@@ -32,16 +32,16 @@ class Repair:
     """Trajectories that are left out."""
     trajectories: int = 0
     steps: int = 0
-    """Those that remain."""
+    """Steps that remain."""
     where: str = ""
     """The condition of the version over `trajectories`; empty: nothing is left out."""
     include_eval: bool = False
     not_repaired: dict[str, str] = field(default_factory=dict)
-    """Kind -> why leaving out does not repair it, or what to do instead."""
+    """Kind -> why deletion cannot fix it, or what to do instead."""
 
     @property
     def description(self) -> str:
-        """Of the version, for its card."""
+        """Describe the version, for its card."""
         some = ", ".join(f"{kind} {n:,}" for kind, n in self.left_out.items())
         lines = [
             f"{self.dataset} without what the doctor found: "
@@ -170,7 +170,7 @@ def _seqs(query_of: Query) -> Query:
 
 
 def _not_in(seqs: Iterable[int]) -> str:
-    """A condition; neighbours are told as ranges."""
+    """Return a condition in which neighbours are ranges."""
     ranges: list[list[int]] = []
     for seq in sorted(seqs):
         if ranges and ranges[-1][1] == seq - 1:

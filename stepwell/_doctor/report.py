@@ -38,12 +38,12 @@ CHECKS = (
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 EXAMPLES = 5
 NEARLY_ALL = 0.9
-"""Of the trajectories: from here on a defect is one of the dataset."""
+"""Share of the trajectories from which a defect is one of the dataset."""
 FEWEST = 8
-"""Of fewer trajectories it is not said that all have a defect."""
+"""Minimum number of trajectories for a defect of the dataset."""
 REMAKE = (
-    "leaving out is no repair, as hardly any trajectory would be left: mend how the data are made "
-    "or imported, then import them again"
+    "deletion cannot fix this, as hardly any trajectory would be left: correct how the data are "
+    "made or imported, then import them again"
 )
 
 Progress = Callable[[int, int, str], object]
@@ -85,9 +85,9 @@ class Report:
     one_in: int
     """Steps of one in so many trajectories were read."""
     numbers: int = 0
-    """Of an observation; images have none."""
+    """Number of values in an observation; images have none."""
     numbers_read: int = 0
-    """The first so many of them were looked at one by one."""
+    """Number of leading values that were checked one by one."""
     findings: list[Finding] = field(default_factory=list)
     """Errors first."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _examine(
 
 
 def _telling(answers: list[Answer]) -> list[Answer]:
-    """Those that name a trajectory which none before them names, or the dataset."""
+    """Keep answers about the dataset, or a trajectory that no earlier answer names."""
     told: set[str] = set()
     telling = []
     for answer in answers:

@@ -10,7 +10,7 @@ FEW = 10
 EPISODE = 10
 """Steps below which an episode without rewards may have ended too early for one."""
 DENSE = 0.9
-"""Of the steps, and of the trajectories, that have to have a reward for one to be missing."""
+"""Share of steps, and of trajectories, that must have a reward for one to be missing."""
 
 
 def _zero_rewards(s: Subject) -> str:

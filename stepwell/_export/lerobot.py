@@ -250,7 +250,7 @@ def _task(trajectory: Trajectory, chosen: Selection) -> str:
 
 
 def _about_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Of meta/episodes."""
+    """Return the schema of meta/episodes."""
     plain = ("dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index")
     fields = [
         ("episode_index", pa.int64()),
@@ -313,7 +313,7 @@ def _name_losses(chosen: Selection, fps: int | None) -> None:
 
 
 def _write_tasks(path: Path, tasks: Mapping[str, int]) -> None:
-    """As pandas does it: the texts are the index."""
+    """Write the tasks in the form of pandas, with the texts as index."""
     described = [
         {"name": n, "field_name": n, "pandas_type": p, "numpy_type": d, "metadata": None}
         for n, p, d in (("task_index", "int64", "int64"), ("task", "unicode", "object"))

@@ -29,10 +29,10 @@ class Feature:
     dtype: str
     is_image: bool = False
     names: tuple[str, ...] = ()
-    """Of the elements of a vector."""
+    """Names of a vector's elements."""
 
     def described(self) -> dict[str, Any]:
-        """As info.json has it."""
+        """Return the entry for info.json."""
         if self.is_image:
             axes = ["height", "width", "channels"]
             return {"dtype": "image", "shape": list(self.shape), "names": axes}
@@ -73,7 +73,7 @@ class Feature:
         return self.is_image or (len(self.shape) < 2 and math.prod(self.shape) <= MAX_EPISODE_STATS)
 
     def moments(self, rows: Array) -> Moments:
-        """Of [rows, *shape]; of images by channel, 0 … 1, as LeRobot's readers see them."""
+        """Compute moments of [rows, *shape]; of images by channel, 0 … 1, as LeRobot has them."""
         if self.is_image:
             rows = rows.reshape(-1, self.shape[2])
         step = max(1, SLICE // max(1, math.prod(rows.shape[1:])))

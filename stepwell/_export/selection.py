@@ -27,9 +27,9 @@ class Losses:
     """What a format could not hold, for the person who exports."""
 
     always: list[str] = field(default_factory=list)
-    """Of all trajectories."""
+    """Losses that concern all trajectories."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Of some trajectories: what, and of how many."""
+    """Losses that concern some trajectories, with their number."""
 
     def lines(self) -> list[str]:
         some = [

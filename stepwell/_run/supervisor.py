@@ -47,7 +47,7 @@ class Part:
     """Starts it; its folder has the log."""
     job: Job | None = None
     pid: int | None = None
-    """Of the last process, which may have ended."""
+    """Id of the last process, which may have ended."""
     starts: int = 0
     broke_soon: int = 0
     not_before: float = 0.0

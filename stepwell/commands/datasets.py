@@ -35,7 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     show = common.add_action(actions, "show", show_dataset, "one dataset: layout and numbers")
     create = common.add_action(actions, "create", create_dataset, "register a dataset")
     create.add_argument(
-        "--spec", required=True, type=Path, help="JSON file with its EnvSpec (docs/own_data.md)"
+        "--spec",
+        required=True,
+        type=Path,
+        help="JSON file with its EnvSpec (docs/reference/own_data.md)",
     )
     create.add_argument("--description", default="")
     create.add_argument("--exist-ok", action="store_true", help="no error if it exists")

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     kinds = [kind for kind in (args.findings or "").split(",") if kind]
     unknown = sorted(set(kinds) - {check.kind for check in CHECKS})
     if unknown:
-        parser.error(f"no such finding: {', '.join(unknown)} (docs/doctor.md lists them)")
+        parser.error(f"no such finding: {', '.join(unknown)} (docs/reference/doctor.md lists them)")
     console = Console(stderr=True)
     with (
         common.connect(args) as client,
@@ -97,7 +97,7 @@ def _print(report: Report, shown: list[Finding], *, sql: bool) -> None:
     print(f"{report.dataset}: {report.trajectories:,} trajectories, {report.steps:,} steps{part}")
     if report.numbers > report.numbers_read:
         print(f"of {report.numbers:,} numbers of an observation, the first "
-              f"{report.numbers_read:,} were looked at one by one")  # fmt: skip
+              f"{report.numbers_read:,} were checked one by one")  # fmt: skip
     for f in shown:
         print(f"\n{f.severity}: {f.kind}: {common.printable(f.message)}")
         if f.examples:

@@ -29,7 +29,7 @@ EXAMPLES = """\
   stepwell export hopper --purpose eval --format minari hopper-eval/
   stepwell export push@v1 --format lerobot --fps 50 push/
 
-What each format holds: docs/formats.md."""
+What each format holds: docs/reference/formats.md."""
 Write = Callable[[Path, Selection, Iterable[Trajectory]], None]
 WRITERS: dict[str, Write] = {
     "npz": flat.write_npz,
@@ -50,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--format", choices=WRITERS, required=True)
     parser.add_argument(
-        "--where", metavar="SQL", help="condition over the table trajectories (docs/sql.md)"
+        "--where",
+        metavar="SQL",
+        help="condition over the table trajectories (docs/reference/sql.md)",
     )
     parser.add_argument(
         "--purpose",

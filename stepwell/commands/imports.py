@@ -37,7 +37,7 @@ EXAMPLES = """\
   stepwell import plays.parquet --dataset plays --columns observation=x,y action=push episode=ep
   stepwell import hopper/ --dataset hopper-copy
 
-The layout of the formats: docs/own_data.md, docs/formats.md."""
+The layout of the formats: docs/reference/own_data.md, docs/reference/formats.md."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,7 +32,7 @@ EXAMPLES = """\
   stepwell sql --saved best --param low=100
   stepwell sql --list
 
-Tables and columns: docs/sql.md."""
+Tables and columns: docs/reference/sql.md."""
 
 
 def main(argv: list[str] | None = None) -> int:

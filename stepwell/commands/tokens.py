@@ -25,7 +25,7 @@ EXAMPLES = """\
   stepwell tokens audit"""
 SCOPES = (
     "read, sql, train, admin, ingest or ingest:DATASET, play or play:RUN (with * for any"
-    " characters); docs/maintenance.md#tokens"
+    " characters); docs/reference/maintenance.md#tokens"
 )
 DAY = 86400.0
 

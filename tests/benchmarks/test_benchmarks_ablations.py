@@ -53,7 +53,7 @@ def test_the_last_column_is_filled_and_nothing_else():
 
 def test_the_docs_show_what_was_measured():
     """Rewritten with every measurement (`--write-docs` alone measures nothing)."""
-    page = (RESULTS.parents[1] / "docs" / "method.md").read_text()
+    page = (RESULTS.parents[1] / "docs" / "reference" / "method.md").read_text()
     path = RESULTS / "ablations.json"
     lines = json.loads(path.read_text())["summary"] if path.exists() else []
     assert fill(page, lines) == page, "run: python -m benchmarks.ablations --write-docs"

@@ -395,8 +395,8 @@ def test_nested_names_become_groups(tmp_path: Path) -> None:
 
 
 def test_the_docs_list_every_generator() -> None:
-    """The table in docs/own_data.md has one row per generator."""
-    text = Path(__file__).parents[2].joinpath("docs/own_data.md").read_text()
+    """The table in docs/reference/own_data.md has one row per generator."""
+    text = Path(__file__).parents[2].joinpath("docs/reference/own_data.md").read_text()
     section = text.split("## Generated datasets")[1].split("\n## ")[0]
     names = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     names = [name for name in names if not name.startswith("--")]

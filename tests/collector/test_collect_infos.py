@@ -319,7 +319,7 @@ def test_a_dataset_without_a_place_for_them_is_refused(client: Client, name: str
 def test_what_the_environment_declares_is_a_tag_of_the_dataset(
     client: Client, name: str, monkeypatch: pytest.MonkeyPatch, declared: bool
 ) -> None:
-    """metadata["partially_observable"] = True: a trainer then uses memory (docs/training.md)."""
+    """metadata["partially_observable"] = True makes a trainer use memory (training.md)."""
     monkeypatch.setattr(Telling, "metadata", {"partially_observable": declared})
     open_dataset(client, name, interface_of(Telling(), "Telling-v0"))
     assert client.dataset(name).tags == (["partially-observable"] if declared else [])

@@ -285,7 +285,7 @@ def test_a_policy_in_python_is_compared_with_a_published_one(
 
 
 ROW = re.compile(r"^\| ([\w-]+) \| `(generate_\w+:[\w.]+)` \|$", re.MULTILINE)
-GUIDE = Path(__file__).parents[2] / "docs" / "collecting.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "collecting.md"
 LEAST = {
     "Pendulum-v1": -250.0,
     "CartPole-v1": 500.0,
@@ -294,7 +294,7 @@ LEAST = {
     "Acrobot-v1": -150.0,
     "InvertedDoublePendulum-v5": 9300.0,
 }
-"""Mean returns far above those of the generated data (docs/own_data.md)."""
+"""Mean returns far above those of the generated data (docs/reference/own_data.md)."""
 
 
 @pytest.mark.parametrize(("env", "policy"), ROW.findall(GUIDE.read_text()))

@@ -162,7 +162,7 @@ def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) ->
     the number in the form."""
     drawn = page("start", box.url, recipe="bc")
     drawn.selectbox(key=key("dataset", "")).select("hops").run()
-    assert any("docs/training.md" in c.value and "About" in c.value for c in drawn.caption)
+    assert any("reference/training.md" in c.value and "About" in c.value for c in drawn.caption)
     with Client(box.url) as client:
         for i, speed in enumerate((10.0, 20.0, 30.0, 50.0)):
             recipe = "online" if i == 3 else "bc"

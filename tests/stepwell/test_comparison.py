@@ -288,7 +288,7 @@ def test_a_picture_of_nothing_is_a_picture():
 
 
 def test_the_documented_query_is_the_one_that_the_dashboard_shows():
-    text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "sql.md").read_text()
     assert comparison.TABLE_SQL.replace("NAME", "compare-hopper", 1) in text
 
 

@@ -100,7 +100,7 @@ def test_there_are_enough_plants_and_every_check_that_can_be_fooled_has_one() ->
 
 
 def test_the_docs_list_all_checks_and_plants() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "doctor.md").read_text()
     for check in CHECKS:
         said = check.says.format(n="trajectories", what="…")
         assert f"| `{check.kind}` | {check.severity} | {said} |" in page
@@ -160,7 +160,7 @@ def test_what_leaving_out_cannot_repair_is_said(client: Client, service, name: s
     command = ["doctor", name, "--repair", "clean", "--url", service.url]
     assert main([*command, "--findings", "last_is_zero"]) == 2
     said = capsys.readouterr().err
-    assert "can be left out" in said and "leaving out is no repair" in said
+    assert "can be left out" in said and "deletion cannot fix this" in said
     assert client.versions(name) == []
 
 

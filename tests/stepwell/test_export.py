@@ -1,6 +1,6 @@
 """`stepwell export`: what comes out goes in again bit for bit, or what is lost is named.
 
-`CASES` is the round-trip table of docs/formats.md.
+`CASES` is the round-trip table of docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepwell.errors import Gone, InvalidData, JobFailed, NotFound
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 FORMATS = ("npz", "d4rl", "minari", "lerobot", "parquet")
 SUFFIX = {"npz": ".npz", "d4rl": ".hdf5", "minari": "", "lerobot": "", "parquet": ""}
 

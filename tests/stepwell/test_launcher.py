@@ -787,12 +787,12 @@ def test_what_children_could_not_send_is_sent(api, own, name, tmp_path):
 
 
 def test_the_page_for_operators_lists_what_is_decided_by_name():
-    text = (ROOT / "docs" / "workers.md").read_text()
+    text = (ROOT / "docs" / "reference" / "workers.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
-    text_row, withheld_row = rows["text that matches the setting's pattern"], rows["none"]
-    named = set(re.findall(r"`([a-z0-9_.]+)`", text_row.partition("|")[2].partition("|")[2]))
+    text_rows = rows["text that matches the setting's pattern"] + rows["the same, of the agent"]
+    named = set(re.findall(r"`([a-z0-9_.]+)`", text_rows))
     assert named == set(launch_permissions.TEXT)
-    named = set(re.findall(r"`([a-z0-9_.]+)`", withheld_row))
+    named = set(re.findall(r"`([a-z0-9_.]+)`", rows["none"]))
     assert launch_permissions.WITHHELD <= named
 
 

@@ -18,7 +18,7 @@ from stepwell.testing import make_spec, make_trajectory
 from stepwell.version_card import card
 
 SPEC = make_spec(env="Test-v1")
-PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
 
 
 @pytest.fixture

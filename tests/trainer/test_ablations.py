@@ -1,4 +1,4 @@
-"""Ablations are their base but for what they name, they train, and docs/method.md says the same."""
+"""Ablations are their base but for what they name, they train, and method.md says the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.learner import Learner, make_accelerator
 from trainer.options import resolve
 from trainer.recipes import ABLATIONS, RECIPES, recipe
 
-PAGE = Path(__file__).parents[2] / "docs" / "method.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "method.md"
 
 
 def values(name: str) -> dict:
@@ -75,7 +75,7 @@ def test_every_name_is_taken_once():
     assert {row.base for row in ABLATIONS.values()} <= set(RECIPES)
 
 
-# --- docs/method.md ---------------------------------------------------------------------------
+# --- docs/reference/method.md -----------------------------------------------------------------
 
 
 def rows() -> dict[str, tuple[str, str]]:

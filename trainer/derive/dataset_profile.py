@@ -54,7 +54,7 @@ select stddev_pop(x) as std, abs(avg(x)) as distance,
   quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle,
   quantile_cont(x, 0.95) - quantile_cont(x, 0.05) as most
 from observed where isfinite(x) group by i"""
-"""Of each number of an observation the standard deviation, the distance of its mean from 0, and the
+"""For each number of an observation: standard deviation, distance of its mean from 0, and the
 ranges of its middle half and of its middle 90%."""
 RANDOM_SQL = """\
 with transition as (
@@ -142,7 +142,7 @@ class DatasetProfile:
     """The largest standard deviation of an observed number, in ranges of the middle 90% of its
     values: 0.3 if it is Gaussian, large if rare extreme values hide the usual ones."""
     random_outcomes: float = 0.0
-    """Of steps with the same observation and action as others, the share whose outcome is not the
+    """Share of steps, of those that share observation and action, whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
     sparse, actions not discrete, or observations larger than LARGEST_STATE."""
 

@@ -1,6 +1,6 @@
 """What the policy follows, by the dataset: the data's actions, the better ones more, or values.
 
-docs/training.md explains the rule, docs/results.md what it follows from.
+docs/reference/training.md explains the rule, docs/reference/results.md what it follows from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ deviations of the return."""
 GOALS_END = -0.9
 """Goals end trajectories if the correlation of their lengths and returns is lower."""
 ENOUGH_TO_RANK, FEW_BEST_SHARE = 10, 0.95
-"""Of so few, at least this many trajectories show which are best as a whole; and how much of a
+"""Fewest trajectories that show which are best as a whole, where data are few; and how much of a
 batch is then from the best tenth."""
 LONG_STEPS = 10
 """Steps that late rewards travel at once, and continuous actions whose outcomes are compared."""

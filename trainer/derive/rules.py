@@ -1,7 +1,7 @@
 """The settings that the recipe `offline` derives from a dataset, each with its reason.
 
 They replace values of the recipe, never one that a file or flag sets. A run keeps the numbers: a
-resumed run does not derive them again. docs/training.md explains the rule.
+resumed run does not derive them again. docs/reference/training.md explains the rule.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STEPS_AT_ONCE = 50_000
 """Steps of one request; a longer trajectory has one of its own."""
 SEED = 0
-"""Of the policy's sampled actions, over which V is a mean."""
+"""Seed of the policy's sampled actions, whose mean value is V."""
 
 ABOUT = """\
 Value each step of a dataset with the critics of a published policy, and keep the values beside the

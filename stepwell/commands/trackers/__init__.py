@@ -40,7 +40,7 @@ class Tracker(ABC):
 
     def __init__(self, run: Run):
         self.run = run
-        """As last seen."""
+        """The run as it was last read."""
         self.last_step: dict[str, int] = {}
         """Last step of each metric that is there."""
         self.copied = 0

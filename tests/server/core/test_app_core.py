@@ -139,7 +139,7 @@ def test_a_body_that_is_too_large_is_told_what_helps(
 
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_what_may_be_retried_says_when(status: int) -> None:
-    """docs/http.md promises it of all of them; the more exact of two is kept."""
+    """docs/reference/http.md promises it of all of them; the more exact of two is kept."""
     assert ProblemError(status, "x", "y").response().headers["retry-after"] == "1"
     exact = ProblemError(status, "x", "y", headers={"Retry-After": "7"})
     assert exact.copy().response().headers["retry-after"] == "7"

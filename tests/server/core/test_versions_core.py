@@ -64,7 +64,7 @@ def test_a_version_is_what_the_condition_selected_once(live: Any) -> None:
     kept = sorted((t for t in sent if len(t) > 5), key=lambda t: t.id)
     assert (made["version"], made["dataset"], made["name"]) == ("d@v1", "d", "v1")
     lines = "".join(f"{t.id} {t.digest}\n" for t in kept)
-    assert made["digest"] == hashlib.sha256(lines.encode()).hexdigest(), "as docs/versions.md says"
+    assert made["digest"] == hashlib.sha256(lines.encode()).hexdigest(), "as versions.md says"
     assert (made["licence"], made["description"], made["created_by"]) == (
         "CC0-1.0",
         "good",

@@ -1,6 +1,6 @@
 """Hindsight relabeling: whole trajectories are modified when they are sampled, before a window is
-cut from them. The guide is docs/relabeling.md; examples/relabel_template.py is a template for a
-custom relabeler."""
+cut from them. The guide is docs/reference/relabeling.md; examples/relabel_template.py is a template
+for a custom relabeler."""
 
 from trainer.data.relabel.episode import Episode
 from trainer.data.relabel.hindsight import Hindsight

@@ -1,7 +1,7 @@
 """Sequences of goals ("instructions"): missed goals are replaced with goals achieved by chance.
 
-Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/relabeling.md has the pseudocode. In an
-episode that completed n of its k goals, h of the k - n missing goals are replaced with goals
+Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/reference/relabeling.md has the pseudocode.
+In an episode that completed n of its k goals, h of the k - n missing goals are replaced with goals
 achieved at h other rows, which are merged with the completed goals in order of time. Rewards,
 displayed goals and the end of the episode are then recomputed for the new goals.
 
