@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Two small BLAS pools fighting over two cores are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
 # What collectors import must run with Python 3.10; server, trainer and dashboard need 3.11.
-OLD_PYTHON := stepwell collector amago_model
+OLD_PYTHON := stepwell workbench collector amago_model
 # Files of tests at once, two to four as there are cores; 0 runs them one after another in one process.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n < 2 ? 2 : n )))
 

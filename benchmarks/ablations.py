@@ -44,10 +44,10 @@ from collector.collect import collect
 from collector.config import CollectConfig
 from collector.evaluate import evaluate_policy
 from stepwell.client import Client
-from stepwell.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
 from trainer.config import ScheduleConfig
 from trainer.loop import RunInfo, train
 from trainer.recipes import ABLATIONS, recipe
+from workbench.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
 
 CORRIDOR = 20
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {

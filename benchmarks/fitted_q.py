@@ -32,9 +32,9 @@ from numpy.typing import ArrayLike
 
 from benchmarks.report import RESULTS, write
 from stepwell import Client
-from stepwell.comparison import NAMES_SQL, read_comparison, recipe_of
 from trainer.offline_evaluation.estimate import MAX_STEPS, choose_best, estimate_run
 from trainer.offline_evaluation.fitted_q import Estimate
+from workbench.analysis.comparison import NAMES_SQL, read_comparison, recipe_of
 
 NAME = "fitted_q"
 

@@ -55,11 +55,11 @@ from collector.video import RenderedEnv, open_rendered_env
 from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
 from stepwell.client import Client
-from stepwell.confidence_intervals import RESAMPLES
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.messages import Capacity, Evaluation
 from stepwell.spaces import env_name
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
+from workbench.analysis.confidence_intervals import RESAMPLES
 
 ATTEMPTS = 3
 """How often an episode is played whose environment fails, before the evaluation fails."""

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from collector.episode_recorder import EpisodeSummary
 from collector.stats import mean_metrics
-from stepwell.confidence_intervals import bootstrap_mean, iqm
-from stepwell.reference_scores import normalised_score
 from stepwell.trajectory import Trajectory
+from workbench.analysis.confidence_intervals import bootstrap_mean, iqm
+from workbench.analysis.reference_scores import normalised_score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,24 +28,9 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import add_script_run_ctx, get_script_run_ctx
 
 from dashboard.frames import gif
-from stepwell import Client, doctor
+from stepwell import Client
 from stepwell._settings import flatten
-from stepwell.comparison import (
-    NAMES_SQL,
-    TABLE_SQL,
-    CurvePoint,
-    Row,
-    curves,
-    read_comparison,
-    read_data_row,
-    recipe_of,
-    recipe_rows,
-)
-from stepwell.confidence_intervals import bootstrap_mean_curve
-from stepwell.doctor import Repair, Report
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError, Unauthorized
-from stepwell.leaderboard import NAMES, run_of
-from stepwell.lineage import Lineage, read_lineage
 from stepwell.messages import (
     AuditEntry,
     Evaluation,
@@ -57,11 +42,27 @@ from stepwell.messages import (
     RunPage,
     Version,
 )
-from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.sql_result import SqlResult
 from stepwell.trajectory import Trajectory
 from stepwell.version_card import card as version_card
+from workbench.analysis import doctor
+from workbench.analysis.comparison import (
+    NAMES_SQL,
+    TABLE_SQL,
+    CurvePoint,
+    Row,
+    curves,
+    read_comparison,
+    read_data_row,
+    recipe_of,
+    recipe_rows,
+)
+from workbench.analysis.confidence_intervals import bootstrap_mean_curve
+from workbench.analysis.doctor import Repair, Report
+from workbench.analysis.leaderboard import NAMES, run_of
+from workbench.analysis.lineage import Lineage, read_lineage
+from workbench.analysis.published_scores import published_scores
 
 __all__ = [
     "ServiceError", "ServiceUnreachable", "StepwellError", "Unauthorized",

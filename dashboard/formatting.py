@@ -8,11 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from stepwell import terminal
 from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell._sql import literal as literal  # strings in queries
 from stepwell._sql import quoted as quoted  # names in queries
-from stepwell.commands import common
-from stepwell.commands.common import value_of as value_of  # typed by people
+from stepwell.terminal import value_of as value_of  # typed by people
 
 
 def text_of(value: object) -> str:
@@ -84,9 +84,9 @@ def _absent(number: float | None) -> bool:
 
 def size(number: float | None) -> str:
     """Readable size of a number of bytes, in powers of 1000."""
-    return "–" if number is None else common.size(number)
+    return "–" if number is None else terminal.size(number)
 
 
 def ago(moment: float | None) -> str:
     """Unix seconds → "12 s ago"."""
-    return "never" if moment is None else common.ago(moment)
+    return "never" if moment is None else terminal.ago(moment)

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+from stepwell import terminal
 from stepwell._extras import require
 from stepwell._hosts import HOSTS, ORIGINS, allowed_names, from_environment
 from stepwell._ports import LOOPBACK, free_port
-from stepwell.commands import common
 
 APP = Path(__file__).with_name("web.py")
 
@@ -33,7 +33,7 @@ def command(port: int) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser(
+    parser = terminal.parser(
         "dash",
         "The dashboard, in your browser. It listens on this machine only, and answers to no other"
         f" name than localhost, 127.0.0.1 and [::1]. Behind a proxy, {HOSTS} allows the name that"

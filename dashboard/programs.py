@@ -15,8 +15,8 @@ from typing import Any, Literal
 import jsonschema
 import referencing
 
-from stepwell.commands.common import value_of
 from stepwell.messages import Program
+from stepwell.terminal import value_of
 
 Args = dict[str, str | int | float | bool]
 Kind = Literal["switch", "choice", "integer", "number", "text", "list"]

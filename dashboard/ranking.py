@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from dashboard import api
-from stepwell import leaderboard as board
-from stepwell.confidence_intervals import Interval
-from stepwell.leaderboard import Pick as Pick
-from stepwell.leaderboard import ScoreRow, Standing, run_of
 from stepwell.messages import Evaluation
-from stepwell.reference_scores import reference_family
+from workbench.analysis import leaderboard as board
+from workbench.analysis.confidence_intervals import Interval
+from workbench.analysis.leaderboard import Pick as Pick
+from workbench.analysis.leaderboard import ScoreRow, Standing, run_of
+from workbench.analysis.reference_scores import reference_family
 
 DATA_SQL = """
 SELECT {by}, avg(r) AS mean, sum(r * w) / sum(w) AS iqm, count(*) AS episodes

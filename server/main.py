@@ -22,8 +22,8 @@ from server.index.index_file import refuse_wrong_index
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
+from stepwell import terminal
 from stepwell._exit_message import fail
-from stepwell.commands import common
 
 SERVE = """\
 The dataset service: one process, one directory that holds everything, HTTP.
@@ -47,7 +47,7 @@ DB_EXAMPLES = """\
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; then finish requests, seal, and return 0."""
-    parser = common.parser("serve", SERVE, SERVE_EXAMPLES)
+    parser = terminal.parser("serve", SERVE, SERVE_EXAMPLES)
     parser.add_argument("--data", type=Path, help="directory that holds everything (STEPWELL_DATA)")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8000; 0: a free one)")
@@ -172,7 +172,7 @@ def _return_memory() -> None:
 
 def db_main(argv: list[str] | None = None) -> int:
     """`stepwell db upgrade | current`: show or migrate the schema of the index."""
-    parser = common.parser("db", DB, DB_EXAMPLES)
+    parser = terminal.parser("db", DB, DB_EXAMPLES)
     parser.add_argument(
         "command", choices=("upgrade", "current"), help="migrate, or print the current revision"
     )

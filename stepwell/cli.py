@@ -31,11 +31,13 @@ class Command:
 
 GROUPS: dict[str, dict[str, Command]] = {
     "See it work": {
-        "demo": Command("stepwell.demo:main", "the whole loop on this machine, in minutes", "all"),
+        "demo": Command("workbench.demo:main", "the whole loop on this machine, in minutes", "all"),
     },
     "Collect and learn together": {
         "run": Command(
-            "stepwell.run:main", "service, collectors, trainer and evaluator for one env", "all"
+            "workbench.run.main:main",
+            "service, collectors, trainer and evaluator for one env",
+            "all",
         ),
     },
     "Programs": {
@@ -64,46 +66,48 @@ GROUPS: dict[str, dict[str, Command]] = {
             "trainer",
         ),
         "compare": Command(
-            "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"
+            "workbench.compare.main:main",
+            "train recipes with several seeds, evaluate, one table",
+            "all",
         ),
         "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
         "launcher": Command(
-            "stepwell.launcher:main", "start on this machine what the dashboard asks for"
+            "workbench.launcher.main:main", "start on this machine what the dashboard asks for"
         ),
     },
     "Data": {
-        "import": Command("stepwell.commands.imports:main", "upload a D4RL, npz or Minari file"),
-        "jobs": Command("stepwell.commands.jobs:main", "list, follow, cancel imports"),
+        "import": Command("workbench.commands.imports:main", "upload a D4RL, npz or Minari file"),
+        "jobs": Command("workbench.commands.jobs:main", "list, follow, cancel imports"),
         "export": Command(
-            "stepwell.commands.export:main", "a dataset as npz, D4RL, Parquet or Minari files"
+            "workbench.commands.export:main", "a dataset as npz, D4RL, Parquet or Minari files"
         ),
         "datasets": Command(
-            "stepwell.commands.datasets:main", "list, show, create, limit, delete datasets"
+            "workbench.commands.datasets:main", "list, show, create, limit, delete datasets"
         ),
         "versions": Command(
-            "stepwell.commands.versions:main", "named selections of a dataset that never change"
+            "workbench.commands.versions:main", "named selections of a dataset that never change"
         ),
         "trajectories": Command(
-            "stepwell.commands.trajectories:main", "list, show, tag, protect trajectories"
+            "workbench.commands.trajectories:main", "list, show, tag, protect trajectories"
         ),
         "sql": Command(
-            "stepwell.commands.sql:main", "query trajectories, steps, runs, metrics in SQL"
+            "workbench.commands.sql:main", "query trajectories, steps, runs, metrics in SQL"
         ),
-        "doctor": Command("stepwell.commands.doctor:main", "find what is wrong with a dataset"),
+        "doctor": Command("workbench.commands.doctor:main", "find what is wrong with a dataset"),
         "lineage": Command(
-            "stepwell.commands.lineage:main", "what data and policies were made from"
+            "workbench.commands.lineage:main", "what data and policies were made from"
         ),
         "outbox": Command(
-            "stepwell.commands.outbox:main", "list and send data that waits on this machine"
+            "workbench.commands.outbox:main", "list and send data that waits on this machine"
         ),
-        "flush": Command("stepwell.commands.flush:main", "seal a dataset's newest trajectories"),
+        "flush": Command("workbench.commands.flush:main", "seal a dataset's newest trajectories"),
     },
     "Runs and workers": {
-        "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
-        "tokens": Command("stepwell.commands.tokens:main", "create and revoke tokens; audit log"),
-        "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
+        "runs": Command("workbench.commands.runs:main", "list and show runs, metrics, logs"),
+        "tokens": Command("workbench.commands.tokens:main", "create and revoke tokens; audit log"),
+        "workers": Command("workbench.commands.workers:main", "list workers, pause or stop them"),
         "status": Command(
-            "stepwell.commands.status:main", "health of the service, and what it holds"
+            "workbench.commands.status:main", "health of the service, and what it holds"
         ),
     },
     "Maintenance of the service's directory": {
@@ -130,7 +134,7 @@ Examples:
 
 STEPWELL_URL and STEPWELL_TOKEN tell every command where the service is (or --url, --token).
 """
-OURS = ("stepwell", "server", "trainer", "collector", "dashboard", "amago_model")
+OURS = ("stepwell", "workbench", "server", "trainer", "collector", "dashboard", "amago_model")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from unittest import mock
 
 from stepwell.testing import wait_until
 
-SERVICE = ["stepwell.cli", "stepwell.commands.common", "server.main", "server.app"]
+SERVICE = ["stepwell.cli", "stepwell.terminal", "server.main", "server.app"]
 SERVICE += ["server.http_protocol", "uvicorn", "uvicorn.lifespan.on", "uvicorn.loops.auto"]
 TRAINER = ["torch._dynamo", "trainer.main", "trainer.loop", "collector.main", "collector.collect"]
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from collector.config import CollectConfig, EvaluateConfig, parse
-from stepwell._run import command_line
-from stepwell._run.parts import (
+from trainer.options import resolve
+from workbench.run import command_line
+from workbench.run.parts import (
     Plan,
     collect_words,
     evaluate_words,
@@ -13,7 +14,6 @@ from stepwell._run.parts import (
     selected_data,
     train_words,
 )
-from trainer.options import resolve
 
 
 def settings(*words: str) -> tuple[Any, Any]:

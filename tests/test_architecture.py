@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ["amago_model", "collector", "dashboard", "migrations", "server", "stepwell", "trainer"]
 
 FORBIDDEN = {
-    "stepwell": ["torch", "fastapi", "sqlalchemy", "duckdb", "gymnasium", "streamlit", "pandas"],
+    "stepwell": ["torch", "fastapi", "sqlalchemy", "duckdb", "gymnasium", "streamlit", "workbench"],
+    "stepwell.client": ["torch", "fastapi", "sqlalchemy", "duckdb", "gymnasium", "workbench"],
     "amago_model": [
         "torch",
         "pyarrow",

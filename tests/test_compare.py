@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from stepwell import Box, Client, EnvSpec
-from stepwell.comparison import TABLE_SQL
-from stepwell.confidence_intervals import bootstrap_grouped_mean
 from stepwell.testing import wait_until
+from workbench.analysis.comparison import TABLE_SQL
+from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
 SPEC = EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
 NAME = "tiny"

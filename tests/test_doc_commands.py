@@ -55,14 +55,14 @@ ELSEWHERE = {
     "stepwell dash": "tests/browser/conftest.py:Dashboard",
     "stepwell estimate first": README,
     "stepwell launcher --data": (
-        "tests/stepwell/test_launcher.py:test_launches_become_processes_or_errors"
+        "tests/workbench/test_launcher.py:test_launches_become_processes_or_errors"
     ),
     "stepwell reproduce first --name": README,
     "stepwell run examples/15_battles.toml": BATTLES,
     "stepwell run examples/21_collect_only.toml": APART,
     "stepwell run examples/22_learn_only.toml": APART,
     "stepwell runs export": (
-        "tests/stepwell/test_runs_export.py:test_a_real_tool_gets_each_point_once"
+        "tests/workbench/test_runs_export.py:test_a_real_tool_gets_each_point_once"
     ),
     "stepwell serve": "tests/conftest.py:ServiceProcess",
     "stepwell train offline --dataset pendulum --run two": README,

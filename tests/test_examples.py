@@ -22,8 +22,8 @@ from amago_model.config import Spaces
 from collector.builtin.attempts import Attempts
 from collector.envs import interface_of, make, parse_pairs
 from examples.many_tasks import PaddedGame, procgen
-from stepwell import run as run_command
 from tests.run_words import settings
+from workbench.run import main as run_command
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,10 +14,10 @@ import pytest
 
 from stepwell import Client
 from stepwell._locks import take_lock
-from stepwell._run.command_line import parse
 from stepwell.errors import InvalidData
 from stepwell.testing import wait_until
 from trainer.options import resolve
+from workbench.run.command_line import parse
 
 RUN = [sys.executable, "-m", "stepwell.cli", "run", "stepwell/Recall-v0", "--port", "0"]
 SMALL = """

@@ -8,9 +8,9 @@ import shlex
 import sys
 
 from amago_model.errors import AmagoError
+from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._plural import pluralize
-from stepwell.commands import common
 from stepwell.errors import StepwellError
 from trainer.derive.dataset_profile import read_profile
 from trainer.derive.derived import apply_settings
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         resolved = resolve(words)
         config = resolved.config
-        with common.connect(args) as client:
+        with terminal.connect(args) as client:
             profile = read_profile(client, config)
         own = own_settings(config.recipe)
         derived = derive_settings(profile, config, resolved.origins, own, _say)
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     except (StepwellError, AmagoError) as error:
         return fail("stepwell recommend", error)
     if args.json:
-        common.print_json({d.key: {"value": d.value, "reason": d.reason} for d in settings})
+        terminal.print_json({d.key: {"value": d.value, "reason": d.reason} for d in settings})
     elif args.toml:
         if args.where:
             print(f"where = {_toml(args.where)}")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             f"returns {low:.4g} to {high:.4g} (5th to 95th percentile; mean {mean:.4g}), "
             f"{profile.terminated:.0%} of the trajectories terminate\n"
         )
-        common.print_table(
+        terminal.print_table(
             ["setting", "value", "reason"], [(d.key, str(d.value), d.reason) for d in settings]
         )
         same = ["stepwell", "train", "offline", "--dataset", args.dataset]
@@ -70,7 +70,7 @@ def _toml(value: object) -> str:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = common.parser(
+    parser = terminal.parser(
         "recommend",
         "Print the settings that `stepwell train offline` derives from a dataset, with the reason "
         "for each. Nothing is trained. Every setting can be overridden by a flag or file.",
@@ -79,12 +79,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "  stepwell recommend hopper --toml > hopper.toml",
     )
     add = parser.add_argument
-    common.add_dataset(parser, metavar="DATASET")
+    terminal.add_dataset(parser, metavar="DATASET")
     add("--where", default="", help="SQL condition over trajectories, e.g. '\"return\" > 50'")
     add("--memory", default="auto", choices=("auto", "none", "transformer", "gru"),
         help="the agent's memory (default: auto, by the dataset's tag)")  # fmt: skip
     add("--toml", action="store_true", help="print a file for --config")
-    common.add_connection(parser)
+    terminal.add_connection(parser)
     return parser.parse_args(argv)
 
 

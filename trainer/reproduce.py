@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from amago_model.errors import AmagoError
+from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._git import git_commit
 from stepwell._plural import pluralize
 from stepwell.client import Client
-from stepwell.commands import common
 from stepwell.errors import Gone, NotFound, StepwellError
 from stepwell.messages import Run
 from trainer.config import TrainConfig, default_cache
@@ -92,21 +92,21 @@ def main(argv: list[str] | None = None) -> int:
     """Print the differences, train, compare; returns the exit status of the training."""
     args = _parse(argv)
     try:
-        with common.connect(args) as client:
+        with terminal.connect(args) as client:
             return _reproduce(client, args)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell reproduce", error)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = common.parser("reproduce", ABOUT, EXAMPLES)
+    parser = terminal.parser("reproduce", ABOUT, EXAMPLES)
     add = parser.add_argument
     add("run", metavar="RUN", help="a training run")
     add("--dry-run", action="store_true", help="only print what differs; train nothing")
     add("--name", default="", metavar="NEW", help="name of the new run (default: RUN-again)")
     add("--output", type=Path, default=Path("runs"),
         help="folder of its local files (default: %(default)s)")  # fmt: skip
-    common.add_connection(parser)
+    terminal.add_connection(parser)
     return parser.parse_args(argv)
 
 
@@ -128,7 +128,7 @@ def _reproduce(client: Client, args: argparse.Namespace) -> int:
     }
     if args.dry_run:
         if args.json:
-            common.print_json(answer)
+            terminal.print_json(answer)
         return 0
     words = ["stepwell", "reproduce", run.name, "--name", name, "--output", str(args.output)]
     status = train_here(
@@ -144,7 +144,7 @@ def _reproduce(client: Client, args: argparse.Namespace) -> int:
         return status
     curves = compare(client, run.name, name)
     if args.json:
-        common.print_json(answer | {"curves": [asdict(one) for one in curves]})
+        terminal.print_json(answer | {"curves": [asdict(one) for one in curves]})
     else:
         _print_curves(run.name, name, curves)
     return 0
@@ -295,7 +295,7 @@ def _print_differences(run: Run, plan: Plan) -> None:
         print("commit, packages, device and data are those of then")
         return
     rows = [(one.what, one.then, one.now) for one in plan.differences]
-    common.print_table(["differs", "then", "now"], rows)
+    terminal.print_table(["differs", "then", "now"], rows)
 
 
 # --------------------------------------------------------------------------------------- compare
@@ -359,7 +359,7 @@ def _print_curves(then: str, now: str, curves: Sequence[Curve]) -> None:
             f"{len(differing)} of {metrics} differ, from step {first.first} on ({first.key}); "
             f"values of {then} and {now}:"
         )
-        common.print_table(
+        terminal.print_table(
             ["metric", "steps", "first at", "then", "now", "largest", "at", "then", "now"],
             [
                 (c.key, c.steps, c.first, *map(_value, c.first_values), _value(c.largest),

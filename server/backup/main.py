@@ -21,9 +21,9 @@ from server.index.db import IndexUnusable
 from server.index.dialect import DAMAGE, reason
 from server.storage.hold import HeldByAnother
 from server.storage.store import DirectoryInUse
+from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._plural import pluralize
-from stepwell.commands import common
 from stepwell.errors import InvalidData
 
 BACKUP = """\
@@ -52,7 +52,7 @@ RESTORE_EXAMPLES = """\
 
 def main(argv: list[str] | None = None) -> int:
     """`stepwell backup`."""
-    parser = common.parser("backup", BACKUP, BACKUP_EXAMPLES)
+    parser = terminal.parser("backup", BACKUP, BACKUP_EXAMPLES)
     parser.add_argument("target", type=Path, metavar="TARGET", help="folder of the backups")
     _add_data(parser)
     parser.add_argument(
@@ -82,17 +82,17 @@ def main(argv: list[str] | None = None) -> int:
             made = back_up(data, target, verify=args.verify, start=start, progress=advance)
         deleted = target.keep(args.keep) if args.keep is not None else 0
     if args.json:
-        common.print_json({**_summary(made), "problems": made.problems, "deleted": deleted})
+        terminal.print_json({**_summary(made), "problems": made.problems, "deleted": deleted})
     else:
         _print_problems(made.problems)
         files = pluralize(len(made.files) + len(made.segments), "file")
-        print(f"backup {made.id}: {files}, {common.size(made.bytes)}, in {args.target}")
+        print(f"backup {made.id}: {files}, {terminal.size(made.bytes)}, in {args.target}")
     return 1 if made.problems else 0
 
 
 def restore_main(argv: list[str] | None = None) -> int:
     """`stepwell restore`."""
-    parser = common.parser("restore", RESTORE, RESTORE_EXAMPLES)
+    parser = terminal.parser("restore", RESTORE, RESTORE_EXAMPLES)
     parser.add_argument("target", type=Path, metavar="TARGET", help="folder of the backups")
     _add_data(parser)
     parser.add_argument("--at", metavar="ID", help="which backup (default: the newest; --list)")
@@ -106,7 +106,7 @@ def restore_main(argv: list[str] | None = None) -> int:
             start(manifest.bytes)
             problems = restore(target, manifest, Path(args.data), progress=advance)
     if args.json:
-        common.print_json({**_summary(manifest), "problems": problems})
+        terminal.print_json({**_summary(manifest), "problems": problems})
     else:
         _print_problems(problems)
         print(f"restored backup {manifest.id}; now: stepwell serve --data {args.data}")
@@ -181,16 +181,16 @@ def _summary(manifest: Manifest) -> dict[str, object]:
 
 def _list(found: list[Manifest], *, as_json: bool) -> int:
     if as_json:
-        common.print_json([_summary(manifest) for manifest in found])
+        terminal.print_json([_summary(manifest) for manifest in found])
         return 0
-    common.print_table(
+    terminal.print_table(
         ("id", "made", "files", "size", "problems"),
         [
             (
                 one.id,
-                common.moment(one.created_at),
+                terminal.moment(one.created_at),
                 len(one.files) + len(one.segments),
-                common.size(one.bytes),
+                terminal.size(one.bytes),
                 len(one.problems),
             )
             for one in found

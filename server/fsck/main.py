@@ -23,7 +23,7 @@ from server.index.db import REBUILD, Database, IndexUnusable
 from server.index.dialect import DAMAGE, mend, reason
 from server.index.index_file import refuse_wrong_index
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
-from stepwell.commands import common
+from stepwell import terminal
 from stepwell.errors import InvalidData
 
 ABOUT = """\
@@ -96,7 +96,7 @@ def _readable(found: Iterator[FsckProblem], report: Report) -> Iterator[FsckProb
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 clean, 1 problems, 2 the check could not run."""
-    parser = common.parser("fsck", ABOUT, EXAMPLES)
+    parser = terminal.parser("fsck", ABOUT, EXAMPLES)
     parser.add_argument(
         "--data",
         type=Path,

@@ -30,7 +30,7 @@ from server.imports.raw_file import (
 from stepwell._plural import pluralize, shown
 
 ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
-"""Arrays that `stepwell export` adds (stepwell/_export/flat.py): the last row of each trajectory,
+"""Arrays that `stepwell export` adds (workbench/export/flat.py): the last row of each trajectory,
 and the env spec as JSON in UTF-8."""
 D4RL = {
     "observation=observations",

@@ -4,7 +4,7 @@
        └────────────────┴────────────┴──────▶ cancelled
 
 Only names and values are stored, never a shell string; the launcher validates them
-(stepwell/_launcher/launch_permissions.py).
+(workbench/launcher/launch_permissions.py).
 """
 
 from __future__ import annotations

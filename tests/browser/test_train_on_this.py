@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell import Box, EnvSpec
-from stepwell._launcher.programs import program_of
 from stepwell.testing import make_trajectory
+from workbench.launcher.programs import program_of
 
 QUERY = "SELECT id FROM trajectories WHERE length > 12 -- the long ones"
 ONE = QUERY.replace("WHERE", "WHERE dataset = 'hops' AND")

@@ -23,7 +23,7 @@ from collector.policy_actor import RandomActor
 from collector.record import record
 from dashboard.components import run_mark
 from stepwell import Client, InvalidTrajectory, cli
-from stepwell.doctor import diagnose
+from workbench.analysis.doctor import diagnose
 
 
 class Odd(gymnasium.Env[Any, Any]):

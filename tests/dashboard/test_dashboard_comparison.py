@@ -10,10 +10,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from stepwell import Box, Client, EnvSpec
-from stepwell.comparison import RATE, read_comparison
-from stepwell.confidence_intervals import bootstrap_grouped_mean
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
+from workbench.analysis.comparison import RATE, read_comparison
+from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
 Page = Callable[..., AppTest]
 RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}

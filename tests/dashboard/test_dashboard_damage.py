@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import streamlit as st
 
-from stepwell.commands import sql
 from stepwell.testing import make_spec, make_trajectory
+from workbench.commands import sql
 
 SPEC = make_spec()
 

@@ -15,8 +15,8 @@ from streamlit.testing.v1 import AppTest
 from dashboard import ranking
 from dashboard.views import score_table
 from stepwell import Client
-from stepwell.confidence_intervals import bootstrap_grouped_iqm, bootstrap_grouped_mean
 from stepwell.spaces import Box, Discrete, EnvSpec
+from workbench.analysis.confidence_intervals import bootstrap_grouped_iqm, bootstrap_grouped_mean
 
 ENVS = ("Hopper-v5", "Plain-v0", "Walker2d-v5")
 RETURNS = {

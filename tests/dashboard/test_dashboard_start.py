@@ -10,9 +10,9 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api, launching, programs
 from dashboard.views.start import parse_args
 from stepwell import Box, Client, EnvSpec
-from stepwell._launcher.programs import program_of
 from stepwell.messages import MetricPoint, Program
 from trainer.options import resolve
+from workbench.launcher.programs import program_of
 
 Page = Callable[..., AppTest]
 

@@ -17,11 +17,11 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components, curve_cache
 from stepwell import Box, Client, Discrete, EnvSpec, cli
-from stepwell.confidence_intervals import iqm
-from stepwell.doctor import Report
 from stepwell.messages import MetricPoint
 from tests.dashboard.conftest import open_folders
 from tests.index_file import write_index
+from workbench.analysis.confidence_intervals import iqm
+from workbench.analysis.doctor import Report
 
 Page = Callable[..., AppTest]
 SQL_WORDS = ("SELECT", "WITH")
@@ -881,7 +881,7 @@ def test_the_doctor_says_what_was_not_checked_and_not_that_nothing_was_found(
 ) -> None:
     client.create_dataset(name, EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0"))
     report = Report(name, 3, 9, 1, 600, 512, failed={"sentinel": "out of memory"})
-    monkeypatch.setattr("stepwell.doctor.diagnose", lambda *_, **__: report)
+    monkeypatch.setattr("workbench.analysis.doctor.diagnose", lambda *_, **__: report)
     drawn = page("doctor", service.url, dataset=name)
     drawn.button(key="check").click().run()
     check(drawn)

@@ -17,8 +17,8 @@ import pytest
 from server.imports.column_map import USUAL
 from server.routes import imports
 from stepwell import import_options, messages
-from stepwell.commands import imports as command
 from stepwell.table_columns import columns_of
+from workbench.commands import imports as command
 
 GENERAL = {
     "service",

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stepwell import cli, new_id
+from stepwell import cli, new_id, terminal
 from stepwell._extras import modules_of, require
-from stepwell.commands import common
 from stepwell.messages import MetricPoint
 from stepwell.testing import make_spec, make_trajectory
 
@@ -492,10 +491,10 @@ def test_status(run, ask, dataset):
 
 def test_numbers_stand_to_the_right_and_nothing_is_cut_off_in_a_pipe(capsys):
     long = "x" * 150
-    common.print_table(["n", "text"], [(1, long), (1000, "y")])
+    terminal.print_table(["n", "text"], [(1, long), (1000, "y")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("   1") and long in lines[1]
-    common.print_table(["a"], [], empty="nothing")
+    terminal.print_table(["a"], [], empty="nothing")
     assert capsys.readouterr().out == "nothing\n"
 
 
@@ -504,11 +503,11 @@ def test_numbers_stand_to_the_right_and_nothing_is_cut_off_in_a_pipe(capsys):
     [(None, "-"), (True, "yes"), (0.123456789, "0.123457"), (["a", 1], "a, 1"), ("a\nb", "a\\nb")],
 )
 def test_cells(value, text):
-    assert common.cell(value) == text
+    assert terminal.cell(value) == text
 
 
 def test_sizes_and_ages():
-    assert [common.size(n) for n in (0, 999, 1000, 2.5e9, 7e15)] == [
+    assert [terminal.size(n) for n in (0, 999, 1000, 2.5e9, 7e15)] == [
         "0 B",
         "999 B",
         "1.0 kB",
@@ -516,19 +515,19 @@ def test_sizes_and_ages():
         "7000.0 TB",
     ]
     now = time.time()
-    assert [common.ago(now - s) for s in (1, 120, 7200, 200_000)] == [
+    assert [terminal.ago(now - s) for s in (1, 120, 7200, 200_000)] == [
         "1 s ago",
         "2 min ago",
         "2 h ago",
         "2 d ago",
     ]
-    assert common.ago(None) == "-"
+    assert terminal.ago(None) == "-"
 
 
 def test_large_numbers_in_tables_have_all_their_digits() -> None:
-    assert common.cell(1700000001.5) == "1700000001.5" and common.cell(16777217.0) == "16777217"
-    assert common.cell(-123456.25) == "-123456.25" and common.cell(0.1234567) == "0.123457"
-    assert common.cell(1e300) == "1e+300"
+    assert terminal.cell(1700000001.5) == "1700000001.5" and terminal.cell(16777217.0) == "16777217"
+    assert terminal.cell(-123456.25) == "-123456.25" and terminal.cell(0.1234567) == "0.123457"
+    assert terminal.cell(1e300) == "1e+300"
 
 
 def test_numbers_that_sql_prints_are_exact(run) -> None:

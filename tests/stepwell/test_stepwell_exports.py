@@ -46,7 +46,7 @@ def test_importing_stepwell_is_light():
         "from stepwell import Client, Outbox",
         "import stepwell.testing",
         "import stepwell.cli",
-        "import stepwell.commands.sql, stepwell.commands.imports, stepwell.commands.status",
+        "import workbench.commands.sql, workbench.commands.imports, workbench.commands.status",
     ],
 )
 def test_nothing_in_the_sdk_loads_anything_heavy(statement):

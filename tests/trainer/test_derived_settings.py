@@ -21,7 +21,6 @@ from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_random import GridworldRandom, RecallRandom
 from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
-from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from trainer.config import TrainConfig
@@ -36,6 +35,7 @@ from trainer.main import main
 from trainer.options import resolve
 from trainer.recipes import RECIPES, own_settings, recipe
 from trainer.recommend import main as recommend
+from workbench.commands.imports import main as import_file
 
 OFFLINE = recipe("offline").replace(dataset="made")
 TINY = [

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell import terminal
 from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
 from stepwell._sql import literal
 from stepwell.client import Client
-from stepwell.commands import common
 from stepwell.errors import BadRequest
 from stepwell.messages import split_version
 from trainer.config import DataConfig, TrainConfig, default_cache
@@ -73,7 +73,7 @@ def _run(client: Client, args: argparse.Namespace) -> int:
             on_progress=lambda share: bar.update(task, completed=share),
         )
     if args.json:
-        common.print_json(found)
+        terminal.print_json(found)
     elif not found["trajectories"]:
         print(f"nothing to do: all that is selected has annotations of the name {found['name']}")
     else:
@@ -207,9 +207,9 @@ def _check_actions(agent: Agent, data: RunData, policy: str, dataset: str) -> No
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = common.parser("annotate", ABOUT, EXAMPLES)
+    parser = terminal.parser("annotate", ABOUT, EXAMPLES)
     add = parser.add_argument
-    common.add_dataset(
+    terminal.add_dataset(
         parser, metavar="DATASET", help="a dataset, or a version of it (NAME@VERSION)"
     )
     add("--policy", default="", metavar="RUN[:VERSION]",

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell import terminal
 from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
 from stepwell.client import Client
-from stepwell.commands import common
 from stepwell.messages import MetricPoint, Policy, Run
 from trainer.errors import SettingError
 from trainer.offline_evaluation import policy_commands
@@ -102,7 +102,7 @@ def _run(client: Client, args: argparse.Namespace) -> int:
         if args.alias:
             client.set_alias(run.name, "best", best)
     if args.json:
-        common.print_json({**asdict(found), "best": best, "best_by": reason})
+        terminal.print_json({**asdict(found), "best": best, "best_by": reason})
         return 0
     _print(found, evaluated, best, published, set_alias=args.alias)
     return 0
@@ -287,7 +287,7 @@ def _print(
     if not evaluated:
         columns.pop(3)
         rows = [row[:3] + row[4:] for row in rows]
-    common.print_table(columns, rows)
+    terminal.print_table(columns, rows)
     print(
         f"\nestimate: expected return from initial states, discounted by {found.gamma:g}; from "
         f"{pluralize(found.trajectories, 'trajectory', 'trajectories')}, "
@@ -339,7 +339,7 @@ def _limited(found: RunEstimates) -> list[int]:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = common.parser("estimate", ABOUT, EXAMPLES)
+    parser = terminal.parser("estimate", ABOUT, EXAMPLES)
     add = parser.add_argument
     add("run", metavar="RUN", help="a training run that has published policies")
     add("--versions", type=_versions, default=None, metavar="V,V,…|all",

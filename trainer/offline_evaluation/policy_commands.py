@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from amago_model.errors import AmagoError
+from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
-from stepwell.commands import common
 from stepwell.errors import StepwellError
 from trainer.errors import SettingError
 
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of this node's columns (default: as for training, data.cache)")  # fmt: skip
     add("--plugin", action="append", default=[], metavar="MODULE",
         help="module to import first, for policies with custom modules")  # fmt: skip
-    common.add_connection(parser)
+    terminal.add_connection(parser)
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     """Call `action` with a client; the exit status. The same command continues a stopped one."""
     try:
         import_plugins(args.plugin, SettingError)
-        with common.connect(args) as client:
+        with terminal.connect(args) as client:
             return action(client, args)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues", file=sys.stderr)
