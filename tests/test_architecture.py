@@ -14,7 +14,16 @@ import amago_model
 import stepwell
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ["amago_model", "collector", "dashboard", "migrations", "server", "stepwell", "trainer"]
+PACKAGES = [
+    "amago_model",
+    "collector",
+    "dashboard",
+    "migrations",
+    "server",
+    "stepwell",
+    "trainer",
+    "workbench",
+]
 
 FORBIDDEN = {
     "stepwell": ["torch", "fastapi", "sqlalchemy", "duckdb", "gymnasium", "streamlit", "workbench"],

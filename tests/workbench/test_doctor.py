@@ -276,7 +276,7 @@ def test_numbers_that_are_not_examined_are_said(client: Client, service, name: s
     spec, episodes = wide(MOST_NUMBERS + 8, episodes=2, steps=5)
     store(client, name, spec, episodes)
     main(["doctor", name, "--url", service.url, "--findings", "sentinel"])
-    assert "of 520 numbers of an observation, the first 512 were looked at" in (
+    assert "of 520 numbers of an observation, the first 512 were checked one by one" in (
         capsys.readouterr().out
     )
 

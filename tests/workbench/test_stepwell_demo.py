@@ -67,7 +67,7 @@ def test_a_command_that_fails_beside_another_ends_both(commands):
     with pytest.raises(demo.DemoError, match="exit 3 ended with status 3"):
         commands.finish("sleep 600")
     commands.stop_all()
-    assert child.poll() is not None and commands.running == {}
+    assert child.process.poll() is not None and commands.running == {}
 
 
 def test_an_interrupt_stops_whatever_runs_and_starts_nothing_more(commands):
@@ -84,4 +84,4 @@ def test_an_interrupt_stops_whatever_runs_and_starts_nothing_more(commands):
         with pytest.raises(KeyboardInterrupt):
             wait()
     commands.stop_all()
-    assert child.poll() is not None and commands.running == {}
+    assert child.process.poll() is not None and commands.running == {}
