@@ -55,7 +55,7 @@ unit: $(BIN)/.installed
 faults: $(BIN)/.installed
 	STEPWELL_KILLS=50 STEPWELL_FLIPS=1000 STEPWELL_INDEX_FLIPS=200 STEPWELL_SESSIONS=50 \
 	STEPWELL_BACKUPS=50 \
-		$(BIN)/python -m pytest tests/faults tests/browser/test_sessions.py $(ARGS)
+		$(BIN)/python -m pytest --all tests/faults tests/browser/test_sessions.py $(ARGS)
 
 # A collector with Python 3.10 and the oldest packages that pyproject.toml allows; OLD= names another.
 OLD ?= python3.10

@@ -106,6 +106,7 @@ def children(process: subprocess.Popen) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 def test_a_comparison_continues_after_a_kill_and_an_interrupt(finished, service_client: Client):
     """Nothing is done twice: each policy has one score; the run whose parent was killed was not
     started again beside its orphan."""

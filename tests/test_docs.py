@@ -162,6 +162,7 @@ def publish_policy(client, run):
     client.publish_policy(run, 1_000_000, save_policy(ActingPolicy(config, spaces)))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("name", "block"), EXAMPLES)
 def test_every_python_example_runs(service, tmp_path, name, block):
     if 'load_policy("first")' in block:

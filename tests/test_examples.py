@@ -143,6 +143,7 @@ def test_the_settings_of_a_file_are_accepted(file: Path) -> None:
 # --- programs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("example", PROGRAMS)
 def test_an_example_runs(example: str, service, name: str, tmp_path: Path) -> None:
     """It ends well and prints what it promises."""
@@ -174,6 +175,7 @@ def test_the_notebook_runs(service, tmp_path: Path) -> None:
 # --- files, tiny ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_ends_with_scores(tmp_path: Path) -> None:
     """The whole loop, in an environment of one's own."""
     said = run(tiny("20_own_environment", "--data", str(tmp_path), "--port", "0"), tmp_path)
@@ -197,6 +199,7 @@ def test_one_collects_and_another_learns(service, tmp_path: Path) -> None:
     assert "run apart finished" in (tmp_path / "learn.txt").read_text()
 
 
+@pytest.mark.long
 def test_battles_are_mixed_and_no_illegal_action_is_played(service, tmp_path: Path) -> None:
     """Each batch has the shares of the file; the policy gives illegal actions no probability."""
     data = ["examples/battles.py", "--dataset", "battles"]

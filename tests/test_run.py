@@ -125,6 +125,7 @@ def test_from_nothing_to_evaluated_policies(
         assert ratio == pytest.approx(0.5 * 16)
 
 
+@pytest.mark.long
 def test_killed_or_interrupted_the_same_command_continues(
     start: Any, tmp_path: Path, start_service: Callable[..., Any]
 ) -> None:

@@ -327,6 +327,7 @@ ONLY_SOMETIMES = {
 }
 
 
+@pytest.mark.long
 def test_every_setting_is_used_somewhere() -> None:
     everywhere = {leaf for name in SCENARIOS for leaf in used(name)}
     assert not all_settings() - everywhere - ELSEWHERE.keys()

@@ -39,6 +39,7 @@ def test_every_part_accepts_the_words_of_a_check(check: Check) -> None:
     assert inputs.hide_previous and not inputs.differences
 
 
+@pytest.mark.long
 def test_a_target_that_is_reached_ends_the_run(tmp_path: Path) -> None:
     run = outcome(EASY, 0, tmp_path / "run")
     assert run["reached"] == run["scores"][0] | {"frames": run["reached"]["frames"]}

@@ -112,6 +112,7 @@ async def until(done: Callable[[], bool], what: str) -> None:
     assert done(), what
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_all_sessions_see_no_exception_while_the_service_restarts(
     fresh_service: Any, dashboard: Callable[[str], Any]

@@ -104,6 +104,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_layout_is_d4rls(files: dict[str, Path], name: str) -> None:
     """Flat columns of D4RL's names, types and shapes; gzip 4; no HDF5 attribute anywhere."""
@@ -173,6 +174,7 @@ def test_tmaze_data_walks_well_and_turns_at_random(files: dict[str, Path]) -> No
     assert (columns["actions"][~columns["terminals"]] == 0).mean() > 0.95
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_replaying_the_file_gives_the_file(files: dict[str, Path], name: str) -> None:
     """The environment named in metadata, reset with the recorded seeds and given the recorded
@@ -196,6 +198,7 @@ def test_replaying_the_file_gives_the_file(files: dict[str, Path], name: str) ->
     env.close()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_the_same_arguments_give_the_same_bytes(
     files: dict[str, Path], name: str, tmp_path: Path
@@ -232,6 +235,7 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
     assert np.mean(expert) > -220
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "steps", "mean", "p90"),
     [

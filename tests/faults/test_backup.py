@@ -149,6 +149,7 @@ def test_backups_under_load_lose_nothing(
     load.finish()
 
 
+@pytest.mark.long
 def test_a_restored_directory_is_used_by_a_collector_and_a_trainer(
     start_service: Callable[..., Any], tmp_path: Path
 ) -> None:

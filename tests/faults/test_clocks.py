@@ -141,6 +141,7 @@ LEASE = 15.0
 """Seconds; more than fivefold what of a stop counts as uptime (server/index/db.py)."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("meanwhile", [True, False])
 def test_a_stopped_service_keeps_what_its_trainer_would_have_renewed(
     jumping: Jumping, meanwhile: bool

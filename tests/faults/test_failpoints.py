@@ -40,6 +40,7 @@ ON_START = tuple(
 """Of a start that looks for damage of the index, and of a stop."""
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name",
     sorted(
@@ -66,6 +67,7 @@ def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     assert restarted.clean, "what is in quarantine holds nothing that the index misses"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ON_DAMAGE)
 def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     name: str,
@@ -125,6 +127,7 @@ def filled(start_service: Callable[..., Any], traffic: Callable[[Any], Any], led
     return service
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*ON_START, "rebuild.before_rename", "rebuild.after_rename"])
 def test_a_start_that_dies_over_a_damaged_index_leaves_one_that_the_next_start_mends(
     name: str,
@@ -181,6 +184,7 @@ def data_files(data: Path) -> set[str]:
     return {str(path.relative_to(data)) for path in found if path.is_file()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ON_REBUILD)
 def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     name: str,
@@ -205,6 +209,7 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     assert (aside / "videos" / "vid_stray.gif").read_bytes() == b"GIF89a stray"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ON_REBUILD)
 def test_a_rebuild_of_an_index_with_the_log_of_another_may_die_too(
     name: str,

@@ -112,6 +112,7 @@ def populate(http: TestClient) -> dict[str, str]:
     }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_operation_keeps_its_promises(
     http: TestClient, schema: Any, method: str, path: str

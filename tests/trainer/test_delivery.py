@@ -212,6 +212,7 @@ sys.exit(outbox.pending)
 """
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "failpoint",
     [

@@ -231,6 +231,7 @@ def _policies(client, run):
     return client.policies(run) if run in {r.name for r in client.runs()} else []
 
 
+@pytest.mark.long
 def test_collectors_get_the_untrained_policy_before_there_is_data(service, tmp_path):
     """Version 0 is what the networks begin with. The run can be stopped, or killed, while it waits:
     the same command again waits on, and then trains."""

@@ -37,6 +37,7 @@ def loud(report: Report) -> dict[str, str]:
     return {f.kind: str(f) for f in report.findings if f.severity != "note"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("base", CLEAN)
 def test_clean_data_have_no_warning(client: Client, name: str, base: str) -> None:
     for seed in (0, 1):
@@ -56,6 +57,7 @@ GENERATED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", GENERATED)
 def test_data_of_our_own_generators_have_no_warning(
     client: Client, service, name: str, tmp_path: Path, kind: str
@@ -72,6 +74,7 @@ def test_data_of_our_own_generators_have_no_warning(
     assert report.failed == {} and loud(report).keys() <= true
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.kind}-{p.base}-{p.where}")
 def test_a_planted_defect_is_found(client: Client, name: str, plant: Plant) -> None:
     episodes = make(plant.base)
@@ -204,6 +207,7 @@ def test_infos_that_are_not_finite_are_noted(client: Client, name: str) -> None:
     assert found["nan_info"].message.endswith("(step 2)")
 
 
+@pytest.mark.long
 def test_of_very_large_data_a_part_is_read(client: Client, name: str) -> None:
     store(client, name, CLEAN["pendulum"][1], make("pendulum"))
     report = diagnose(client, name, most_steps=400)
@@ -226,6 +230,7 @@ def wide(numbers: int, episodes: int = 20, steps: int = 60) -> tuple[EnvSpec, li
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("numbers", [60, 100, 348])
 def test_wide_observations_are_examined_with_the_default_memory(
     client: Client, name: str, numbers: int
@@ -251,6 +256,7 @@ def test_wide_observations_are_examined_with_the_default_memory(
     assert plan.left_out == {"sentinel": 2, "stuck_number": 1} and plan.not_repaired == {}
 
 
+@pytest.mark.long
 def test_images_are_examined_with_the_default_memory(client: Client, name: str) -> None:
     rng = np.random.default_rng(0)
     spec = EnvSpec.of(Box((64, 64, 3), "uint8", 0, 255), Discrete(4))
@@ -318,6 +324,7 @@ def test_bounds_of_each_element_are_used(client: Client, name: str) -> None:
     assert query is not None and "5.001" in query and "1.0002" in query
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("successes", [1, 2, 12])
 def test_a_rare_success_is_no_outlier(client: Client, name: str, successes: int) -> None:
     """The rewards of all successes differ, as they do where earlier ones are worth more."""

@@ -194,6 +194,7 @@ def same(a: Trajectory, b: Trajectory, lost: str) -> None:
         assert a.action_known.tobytes() == b.action_known.tobytes()
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("title", CASES)
 def test_what_is_exported_is_read_bit_for_bit(exported, run, tmp_path, capsys, title, format_):
@@ -397,6 +398,7 @@ def test_a_version_is_exported(client, run, tmp_path):
 LICENCE = 'CC-BY-4.0 "of all", 日本'
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("licence", ["CC-BY-4.0", LICENCE])
 def test_the_licence_goes_out_and_comes_back(client, run, tmp_path, capsys, format_, licence):

@@ -79,6 +79,7 @@ def test_steps_are_those_that_were_sent_wherever_they_are_cut(
     check(live, sent, spec)
 
 
+@pytest.mark.long
 def test_a_trajectory_longer_than_a_row_group_is_sent_in_pieces(live: Any) -> None:
     live.create("d", PICTURES)
     long = make_trajectory(PICTURES, length=2000, seed=1)

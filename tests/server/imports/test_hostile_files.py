@@ -482,6 +482,7 @@ def outcomes(importing: Importing, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", MAKERS)
 def test_refused(outcomes: dict[str, Any], name: str) -> None:
     job, seconds = outcomes[name]

@@ -213,6 +213,7 @@ def rows(world: World) -> list[object]:
         return [*found, *map(tuple, c.execute(sa.select(audit)))]
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("route", EXPECTED)
 def test_rights(world: World, callers: Callers, route: str) -> None:
     """What is allowed succeeds; what is not is 403, or not in the list, and changes nothing."""
