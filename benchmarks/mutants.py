@@ -177,7 +177,13 @@ def _checkout(name: str, group: Group) -> Path:
         "only_mutate": group.sources,
         "also_copy": ("benchmarks", "examples", "docs", "README.md", "CHANGELOG.md"),
         "pytest_add_cli_args_test_selection": group.tests,
-        "pytest_add_cli_args": ("--all", "-p", "benchmarks.mutants_plugin", "-p", "no:cacheprovider"),
+        "pytest_add_cli_args": (
+            "--all",
+            "-p",
+            "benchmarks.mutants_plugin",
+            "-p",
+            "no:cacheprovider",
+        ),
         "do_not_mutate_patterns": (
             r"\blog\.(debug|info|warning|error|exception)\(",
             r"^\s*[rf]?\"[^\"]*\"[,)]*$",
