@@ -286,6 +286,11 @@ def _waits_for(
     return pacing.ahead if config.when_ahead == "wait" else ""
 
 
+def _outbox_is_full(config: CollectConfig, run: Run) -> bool:
+    """The service has been away for so long that playing waits."""
+    return run.outbox.pending_bytes > OUTBOX_FULL * config.outbox_bytes
+
+
 def _play(
     config: CollectConfig,
     control: Control,
@@ -308,7 +313,7 @@ def _play(
             if control.state == "draining" and not draining:
                 draining = True
                 rollout.finish()
-            if run.outbox.pending_bytes > OUTBOX_FULL * config.outbox_bytes:
+            if _outbox_is_full(config, run):
                 stats.error = f"the outbox is full: {run.outbox.last_error}"
                 time.sleep(0.2)
                 continue

@@ -168,8 +168,7 @@ class EpisodeRecorder:
         rows.actions.append(actions)
         rows.rewards.append(np.float32(reward))
         assert obs is not None or terminated or truncated, "only a final observation may be unknown"
-        rows.obs.append(rows.obs[-1] if obs is None else obs)
-        self._final_obs_valid = obs is not None
+        self._add_final_obs(rows, obs)
         rows.infos.append(self._encode_info(info or {}))
         self._total += float(rows.rewards[-1])
         if info:
@@ -178,6 +177,12 @@ class EpisodeRecorder:
             return None
         # An episode that terminated is not truncated, even if a time limit fell on the same step.
         return self._end(terminated, truncated and not terminated)
+
+    def _add_final_obs(self, rows: _Rows, obs: Mapping[str, Array] | None) -> None:
+        """Append the newest observation, which is the final one if the episode ends here; unknown,
+        it repeats the one before."""
+        rows.obs.append(rows.obs[-1] if obs is None else obs)
+        self._final_obs_valid = obs is not None
 
     def truncate(self, tag: str) -> EpisodeSummary | None:
         """End the running episode here: a truncated trajectory with `tag`.

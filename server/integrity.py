@@ -1,6 +1,6 @@
 """Detects damaged files before wrong bytes are served, and quarantines them.
 
-    every read       block by block against the checksums in the index (server/checksums.py)
+    every read       block by block against the checksums in the index (server/storage/checksums.py)
     a block differs  → the whole file against its sha256 → differs or missing → `quarantined`
     the scrub        → reads every file periodically (maintenance/scrub.py)
     the next start   → a quarantined file that was restored is `live` again
@@ -23,12 +23,12 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Corrupt, Source
 from server.index.annotation_rows import drop_annotations
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import annotation_files, segments, shards, trajectories
 from server.problems import ProblemError, not_found
+from server.storage.checksums import Corrupt, Source
 from server.storage.shards import shard_file
 from server.storage.store import Store, Stored
 from stepwell.failpoints import failpoint

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from server.checksums import Source
 from server.index.mirror import Mirror
 from server.index.mirror_base import KEPT
+from server.storage.checksums import Source
 
 
 def content(mirror: Mirror) -> dict[str, list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.steps import arrow_parts, shard_steps
 from stepwell.codec import decode
 from stepwell.trajectory import Trajectory

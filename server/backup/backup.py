@@ -29,13 +29,13 @@ from server.backup.target import (
     new_id,
     sha256_of,
 )
-from server.checksums import Checksums
 from server.index.db import upgrade
 from server.index.dialect import connect, copy_index
 from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.index.tables import FILES, segments, shards, snapshots, trajectories
 from server.index.wal import into_one_file
 from server.ingest.segments import SegmentDamaged, SegmentFile
+from server.storage.checksums import Checksums
 from server.storage.descriptions import DESCRIBED, FOLDER, name_of
 from server.storage.hold import DeletionHold
 from server.storage.shards import shard_file

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from server.checksums import STEP, Checksummer
+from server.storage.checksums import STEP, Checksummer
 from server.storage.store import FOLDERS, NAME, QUARANTINE, sync_directory
 from stepwell._locks import take_lock
 from stepwell.errors import InvalidData
@@ -189,7 +189,7 @@ def sha256_of(path: Path) -> str:
 
 
 def checksums_fit(path: Path, checksums: bytes) -> bool:
-    """Whether a file has these block checksums (server/checksums.py)."""
+    """Whether a file has these block checksums (server/storage/checksums.py)."""
     summer = Checksummer()
     with path.open("rb") as file:
         while data := file.read(STEP):

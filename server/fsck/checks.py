@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source
 from server.imports.jobs import JobContext
 from server.index import row_checksums
 from server.index.db import Database
@@ -44,6 +43,7 @@ from server.ingest.segments import MAGIC, SegmentDamaged, open_segment
 from server.maintenance.adoption import findable
 from server.maintenance.unknown_files import ids_of, quarantined_files, unknown_files
 from server.snapshots import manifests
+from server.storage.checksums import Source
 from server.storage.shards import (
     ShardDamaged,
     check_digest,

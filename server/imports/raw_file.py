@@ -139,7 +139,7 @@ def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:
     """Refuse a file that does not start with `magic`."""
     head = file.read(8)
     if not head.startswith(magic):
-        raise ImportRefused(f"this is not {what}", expected=expected, got=sniff(head))
+        raise ImportRefused(f"this is not {what}", expected=expected, got=describe_content(head))
     file.seek(0)
 
 
@@ -161,7 +161,7 @@ def check_size(logical: int, stored: int, memory: int) -> None:
         )
 
 
-def sniff(head: bytes) -> str:
+def describe_content(head: bytes) -> str:
     """The likely type of a file, for a message."""
     known = {
         b"\x89HDF\r\n\x1a\n": "an HDF5 file",

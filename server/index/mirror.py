@@ -37,7 +37,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from server.checksums import Source, checksums_of
 from server.index import mirror_base
 from server.index.changes import ChangeReader, counters
 from server.index.db import Database
@@ -54,6 +53,7 @@ from server.index.sql_tables import (
     VERSION_TRAJECTORIES,
     arrow_array,
 )
+from server.storage.checksums import Source, checksums_of
 from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.mirror")
@@ -87,7 +87,7 @@ class MirrorState:
     excluded: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """Dataset → its damaged files, with the number of trajectories in each."""
     checksums: Mapping[str, bytes] = field(default_factory=dict)
-    """Checksums of all these files (server/checksums.py)."""
+    """Checksums of all these files (server/storage/checksums.py)."""
     most_rows: dict[str, int] = field(default_factory=dict)
     """Dataset → rows of its first shard."""
 

@@ -151,7 +151,7 @@ shards = Table(
     Column("created_at", Float, nullable=False),
     Column("retired_uptime", Float),
     Column("verified_at", Float),  # when the whole file was last read and verified
-    # Block checksums (server/checksums.py). Last: a column is read past to reach the next.
+    # Block checksums (server/storage/checksums.py). Last: a column is read past to reach the next.
     Column("checksums", LargeBinary, nullable=False),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(

@@ -28,7 +28,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.shards import Entry
 from server.storage.store import Appender, Store, new_name
 from stepwell.failpoints import failpoint

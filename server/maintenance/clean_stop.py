@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from server.checksums import examine
 from server.index.wal import log_of
+from server.storage.checksums import examine
 from server.storage.sealed import replace_file, sealed, unsealed
 from server.storage.store import sync_directory
 from stepwell.failpoints import failpoint

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards, trajectories
 from server.ingest.pipeline import Ingest
 from server.ingest.seal import insert_shard, new_shard
 from server.integrity import IntegrityChecker
 from server.settings import Settings
+from server.storage.checksums import Source
 from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer, shard_file
 from server.storage.store import Store
 from stepwell.failpoints import failpoint

@@ -15,11 +15,11 @@ import time
 import sqlalchemy as sa
 import structlog
 
-from server.checksums import STEP
 from server.index.db import Database
 from server.index.tables import FILES, shards
 from server.integrity import IntegrityChecker
 from server.settings import Settings
+from server.storage.checksums import STEP
 from server.telemetry import Telemetry
 from stepwell._background import BackgroundLoop
 

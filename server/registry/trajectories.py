@@ -12,7 +12,6 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source
 from server.index.db import Database, equal, find_pk, first_rows, next_change_id, write_audit
 from server.index.dialect import holds
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
@@ -20,6 +19,7 @@ from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import add_totals, bucket_of, chunks
 from server.problems import ProblemError, not_found
 from server.rights import Access
+from server.storage.checksums import Source
 from server.storage.shards import ShardDamaged, shard_file
 from server.storage.steps import steps_memory
 from server.storage.store import Store

@@ -18,9 +18,9 @@ from starlette.concurrency import run_in_threadpool
 
 from server.answer_memory import PIECE, READ, Answer, Damaged
 from server.body_memory import STREAM_CHUNK
-from server.checksums import CheckedFile, Corrupt, Source
 from server.problems import ProblemError
 from server.service import Service
+from server.storage.checksums import CheckedFile, Corrupt, Source
 from server.storage.store import Writer
 
 AHEAD = 1 << 20

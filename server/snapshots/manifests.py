@@ -21,12 +21,12 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.checksums import Source
 from server.index.dialect import among
 from server.index.tables import shards, snapshots, trajectories
 from server.ingest.index_rows import chunks
 from server.integrity import checked
 from server.snapshots.selection import Block, Blocks
+from server.storage.checksums import Source
 from server.storage.store import Store, Stored
 from stepwell.manifest import (
     GONE_KEY,

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import structlog
 
-from server.checksums import Corrupt
 from server.index.mirror import Mirror
 from server.problems import ProblemError
 from server.snapshots.selection import (
@@ -34,6 +33,7 @@ from server.snapshots.selection import (
 )
 from server.sql.pool import SqlPool
 from server.sql.selected import Selected
+from server.storage.checksums import Corrupt
 from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.snapshots")

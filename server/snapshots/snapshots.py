@@ -25,7 +25,6 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.checksums import Corrupt
 from server.index.db import Database, count_audit, find_pk, first_rows, write_audit
 from server.index.deleted_files import give_up_files
 from server.index.lost_rows import as_documents
@@ -52,6 +51,7 @@ from server.snapshots.snapshot_cache import (
     SnapshotCache,
 )
 from server.sql.pool import SqlPool
+from server.storage.checksums import Corrupt
 from server.storage.store import Store, new_name
 from stepwell.failpoints import failpoint
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY

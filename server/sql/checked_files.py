@@ -24,7 +24,7 @@ from typing import Any
 
 import fsspec
 
-from server.checksums import CheckedFile, Corrupt
+from server.storage.checksums import CheckedFile, Corrupt
 
 PREFIX = "stored://"
 SMALL_FOOTER = 64 << 10

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.store import Store, Stored, new_name
 from stepwell.step_values import VALUES
 

@@ -26,7 +26,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
 from stepwell.shard_rows import TRAJECTORIES_KEY, plain_batch

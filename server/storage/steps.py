@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.shards import (
     TRAJ_IDX,
     ShardDamaged,

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Self
 
 import uuid_utils
 
-from server.checksums import Checksummer, Checksums, Examined, Source, examine
 from server.storage import hold
+from server.storage.checksums import Checksummer, Checksums, Examined, Source, examine
 from stepwell._locks import take_lock
 from stepwell.failpoints import failpoint
 
@@ -64,7 +64,7 @@ class Stored:
     bytes: int
     sha256: str
     checksums: Checksums
-    """Checksums of its blocks (server/checksums.py): the index stores them to verify each read."""
+    """Checksums of its blocks (server/storage/checksums.py): with them each read is verified."""
 
     @property
     def columns(self) -> dict[str, Any]:

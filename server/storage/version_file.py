@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.store import Store, Stored
 from stepwell.messages import Name, VersionStatistics
 

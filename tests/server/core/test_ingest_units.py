@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from server.checksums import Source
 from server.index.tables import partition_stats, segments, tombstones, trajectories
 from server.ingest import commit, pipeline, seal, validate
 from server.ingest import segments as segment_files
@@ -47,6 +46,7 @@ from server.ingest.segments import (
 )
 from server.problems import ProblemError
 from server.storage import store as storage
+from server.storage.checksums import Source
 from server.storage.shards import Entry
 from server.storage.store import Store
 from stepwell.codec import HEADER_KEY, encode, from_batch, to_batch

@@ -16,11 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from server.checksums import BLOCK, STEP, CheckedFile, Checksummer, Corrupt, checksums_of, examine
 from server.maintenance import scrub as scrubbing
 from server.maintenance.rebuild import rebuild
 from server.maintenance.scrub import Scrubber
 from server.sql.checked_files import CheckedFileSystem
+from server.storage.checksums import (
+    BLOCK,
+    STEP,
+    CheckedFile,
+    Checksummer,
+    Corrupt,
+    checksums_of,
+    examine,
+)
 from server.storage.store import Store
 from stepwell.codec import encode
 from stepwell.messages import ARROW

@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 
 from server import integrity as module
-from server.checksums import Corrupt, Source, examine
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import policies, shards
 from server.integrity import IntegrityChecker, checked, damaged_shard, excluded, gone
 from server.problems import ProblemError
 from server.storage import store as storage
+from server.storage.checksums import Corrupt, Source, examine
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from server.checksums import Source
 from server.ingest.segments import SegmentFile, encode_record, read_spooled
 from server.ingest.validate import ValidTrajectory, read_body
+from server.storage.checksums import Source
 from server.storage.store import Appender
 from stepwell.codec import HEADER_KEY, decode, encode, from_batch, to_batch
 from stepwell.schema import arrow_schema

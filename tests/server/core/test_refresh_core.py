@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 
 from benchmarks.snapshots import add, fill
-from server.checksums import Source
 from server.index.tables import shards
 from server.index.tables import snapshots as table
 from server.maintenance.compaction import compact
@@ -22,6 +21,7 @@ from server.maintenance.shard_deletion import apply_retention
 from server.service import Service
 from server.settings import Settings
 from server.snapshots import manifests, selection, snapshot_cache
+from server.storage.checksums import Source
 from stepwell import manifest
 from stepwell.messages import CreateSnapshot
 from stepwell.testing import make_spec, make_trajectory, wait_until

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server.checksums import Source
+from server.storage.checksums import Source
 from server.storage.shards import (
     Entry,
     ShardDamaged,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server.checksums import Source
 from server.storage import shards
+from server.storage.checksums import Source
 from server.storage.shards import DIGEST_KEY, TRAJECTORIES_KEY, Entry, ShardDamaged
 from stepwell import shard_rows
 from stepwell.codec import to_batch

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from server.checksums import Source
 from server.fsck import main as fsck
 from server.maintenance.rebuild import rebuild
 from server.service import Service
 from server.settings import Settings
+from server.storage.checksums import Source
 from server.storage.version_file import VersionDamaged, read_version
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from server.checksums import Corrupt, checksums_of
 from server.sql import checked_files, worker
 from server.sql.checked_files import CheckedFileSystem, _varint
+from server.storage.checksums import Corrupt, checksums_of
 from server.storage.shards import TRAJECTORIES_KEY, Entry, write_shard
 from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema

@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from server import pipe_frames
-from server.checksums import BLOCK, Corrupt, checksums_of
 from server.pipe_frames import read_frame, write_frame
 from server.sql import catalog, guard, query_tables, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream
+from server.storage.checksums import BLOCK, Corrupt, checksums_of
 from stepwell._sql import literal, quoted
 
 LONG = 60.0
