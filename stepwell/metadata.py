@@ -51,7 +51,8 @@ class TrajectoryMetadata:
     source: str = ""
     """Where imported data came from, for instance the file name and its sha256."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Named numbers that the environment reported for the episode."""
+    """Named numbers that the environment reported for the episode, as float64: integers beyond 2^53
+    are rounded."""
     started_at: float | None = None
     """Unix time of row 0 in seconds, as reported by the collector."""
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import orjson
+import pyarrow as pa
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -116,9 +117,12 @@ def dispatch(parser: argparse.ArgumentParser, argv: list[str] | None) -> int:
 
 def print_json(value: Any) -> None:
     """Messages, lists of them, or plain values, as JSON on stdout."""
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    sys.stdout.write(orjson.dumps(value, option=options, default=_plain).decode())
-    sys.stdout.write("\n")
+    sys.stdout.write(json_text(value, orjson.OPT_INDENT_2) + "\n")
+
+
+def json_text(value: Any, options: int = 0) -> str:
+    """JSON of the same values; NaN and infinity become null."""
+    return orjson.dumps(value, option=options | orjson.OPT_NON_STR_KEYS, default=_plain).decode()
 
 
 def print_table(
@@ -169,6 +173,8 @@ def cell(value: Any, exact: bool = False) -> str:
     if isinstance(value, float):
         # Times, counts and ids as floats: with six digits all of a day would look the same.
         return f"{value:.15g}" if 1e5 <= abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, pa.MonthDayNano):
+        return _interval(value)
     if isinstance(value, list | tuple):
         return ", ".join(cell(v, exact) for v in value)
     return printable(str(value))
@@ -211,7 +217,23 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, decimal.Decimal) and value.is_finite():
         return orjson.Fragment(format(value, "f"))  # all its digits
+    if isinstance(value, pa.MonthDayNano):
+        return _interval(value)
     return str(value)
+
+
+def _interval(value: Any) -> str:
+    """The text by which DuckDB shows an interval, and reads it."""
+    sign = -1 if value.months < 0 else 1
+    years, months = (sign * n for n in divmod(abs(value.months), 12))
+    counts = ((years, "year"), (months, "month"), (value.days, "day"))
+    words = [f"{n} {unit}" + "s" * (abs(n) != 1) for n, unit in counts if n]
+    if value.nanoseconds or not words:
+        seconds, rest = divmod(abs(value.nanoseconds) // 1000, 1_000_000)
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        fraction = f".{rest:06}".rstrip("0") if rest else ""
+        words.append("-" * (value.nanoseconds < 0) + clock + fraction)
+    return " ".join(words)
 
 
 def value_of(text: str) -> str | int | float | bool:

@@ -98,9 +98,17 @@ class Reading:
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     """Refuse types other than plain numbers: objects, references, compounds, strings."""
     if not plain(dtype):
+        cure = ""
+        if dtype.names:
+            cure = f"; each field as an array of its own: array[{dtype.names[0][:50]!r}]"
+        elif dtype.kind == "f":
+            cure = "; array.astype(np.float64)"
+        elif dtype.kind in "SU":
+            cure = "; choices as numbers, the same in every file: "
+            cure += "np.unique(array, return_inverse=True)[1]"
         raise ImportRefused(
             f"{name} does not contain plain numbers",
-            expected="integers, floats of at most 64 bits, or booleans",
+            expected=f"integers, floats of at most 64 bits, or booleans{cure}",
             got=str(dtype)[:100],
         )
 

@@ -297,12 +297,22 @@ class TableEpisodes:
 
     def _leaf(self, role: str, key: str, columns: Columns) -> Leaf:
         path = f"{role}/{key}"
-        kinds = {kind_of(self._type(column)) for column in columns}
+        types = [self._type(column) for column in columns]
+        kinds = {kind_of(type_) for type_ in types}
+        if role == "action" and kinds == {"texts"}:
+            code = "" if self._nested else ': df[…].astype("category").cat.codes'
+            raise ImportRefused(
+                f"{path} is made of texts: {shown(columns)}",
+                expected=f"numbers of the choices, the same in every file{code}",
+                got=", ".join(map(str, types))[:200],
+            )
         kind = kinds.pop() if len(kinds) == 1 else ""
         if not kind or (kind != "numbers" and len(columns) > 1):
             raise ImportRefused(
                 f"{path} cannot be made of the columns {shown(columns)}",
-                expected="numbers, lists of numbers, one column of images, or one of texts",
+                expected="numbers, lists of numbers, one column of images, or one of texts"
+                + "; decimals as floats: df[…].astype(float)"
+                * any(map(pa.types.is_decimal, types)),
                 got=", ".join(str(self.table.types[c])[:60] for c in columns)[:200],
             )
         self._leaves[path] = columns

@@ -271,8 +271,7 @@ def _json(
     """A JSON list of rows, as many as fit."""
     limit, max_bytes = int(request["limit"]), int(request["max_bytes"])
     names, kinds = relation.columns, [str(kind) for kind in relation.types]
-    if any("TIME ZONE" in kind for kind in kinds):
-        # Python would need a time zone library for these types; text is equivalent.
+    if any(map(_needs_text, kinds)):
         text = (
             f"SELECT {', '.join(map(_time_as_text, range(len(kinds)), names, kinds))} FROM ({text})"
         )
@@ -295,8 +294,13 @@ def _json(
 
 
 def _time_as_text(number: int, name: str, kind: str) -> str:
-    value = f"CAST(c{number} AS VARCHAR)" if "TIME ZONE" in kind else f"c{number}"
+    value = f"CAST(c{number} AS VARCHAR)" if _needs_text(kind) else f"c{number}"
     return f"{value} AS {quoted(name)}"
+
+
+def _needs_text(kind: str) -> bool:
+    """Python would need a time zone library for these, and has no months; text is equivalent."""
+    return "TIME ZONE" in kind or kind == "INTERVAL"
 
 
 def _arrow(

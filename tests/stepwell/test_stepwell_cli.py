@@ -349,6 +349,42 @@ def test_sql_in_json_is_exact(run, ask):
     assert "18446744073709551617" in out and "YQ==" in out
 
 
+@pytest.mark.parametrize(
+    "interval",
+    [
+        *("'14 months 3 days 4 hours 5.5 seconds'", "'-14 months -3 days'", "'0 days'"),
+        *("'-5 seconds'", "'100 hours'", "'-1 month 40 days -0.000001 seconds'", "'1 year'"),
+    ],
+)
+def test_sql_shows_intervals_as_text(run, ask, interval):
+    query = f"select interval {interval} as a, [interval {interval}] as b"
+    text = ask("sql", f"select (interval {interval})::varchar")["rows"][0][0]
+    assert ask("sql", query)["rows"] == [[text, [text]]]
+    assert run("sql", query)[1].split("\n")[1].split() == [*text.split()] * 2
+    rows = list(csv.reader(io.StringIO(run("sql", "--csv", query)[1])))
+    assert rows[1][0] == text and json.loads(rows[1][1]) == [text]
+
+
+def test_sql_in_csv_has_json_for_lists_and_structs(run):
+    values = "[1.5, null] as a, {'x': ['a\"b'], 'y': 'a'::blob, 'z': date '2026-02-01'} as b, "
+    out = run("sql", "--csv", f"select {values}2.50::decimal(9, 2) as c, null::int[] as d")[1]
+    first, second, third, fourth = list(csv.reader(io.StringIO(out)))[1]
+    assert json.loads(first) == [1.5, None]
+    assert json.loads(second) == {"x": ['a"b'], "y": "YQ==", "z": "2026-02-01"}
+    assert (third, fourth) == ("2.50", "")
+
+
+def test_sql_says_where_null_may_be_nan_or_infinity(run):
+    plain, nested = "select 'nan'::float as a, null as b", "select {'x': ['-inf'::float]} as a"
+    said = "null in JSON may also be NaN or infinity"
+    assert said in run("sql", "--json", plain)[2] and said in run("sql", "--json", nested)[2]
+    status, out, err = run("sql", "--csv", plain)
+    assert (status, out.split(), err) == (0, ['"a","b"', "nan,"], "")
+    assert said in run("sql", "--csv", nested)[2]
+    for argv in (["--json", "select null as a, [1.5, null] as b"], [nested]):
+        assert run("sql", *argv)[2] == ""
+
+
 def test_sql_shows_nested_and_missing_values(run, dataset, name):
     query = "select obs, action from steps where is_last limit 1"
     for option in ("--csv", "--json", None):

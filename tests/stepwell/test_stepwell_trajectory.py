@@ -132,6 +132,7 @@ def test_about_survives_json_and_numpy_spells_the_same():
     assert TrajectoryMetadata.from_json(metadata.to_json()) == metadata
     assert TrajectoryMetadata.from_json(metadata.to_json()).to_json() == metadata.to_json()
     assert metadata.to_json()["metrics"] == {"height": 0.5, "count": 3.0}
+    assert TrajectoryMetadata(metrics={"m": 2**53 + 1}).metrics == {"m": 2.0**53}  # as documented
     assert type(metadata.seed) is int and type(metadata.metrics["count"]) is float
     assert TrajectoryMetadata().to_json() == {}
 

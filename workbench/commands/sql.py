@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ def main(argv: list[str] | None = None) -> int:
         )
     else:
         terminal.print_table(result.columns, result.rows, empty="no rows", exact=True)
+    cells = [] if args.arrow else (cell for row in result.rows for cell in row)
+    if any(
+        (args.json or (args.csv and isinstance(cell, list | dict))) and _not_finite(cell)
+        for cell in cells
+    ):
+        print(
+            "stepwell: null in JSON may also be NaN or infinity; isnan(x) and isinf(x) say which",
+            file=sys.stderr,
+        )
     if result.truncated:
         rows = pluralize(len(result), "row")
         print(f"stepwell: only the first {rows}; raise --limit", file=sys.stderr)
@@ -181,17 +191,27 @@ def _schema(args: object) -> int:
 
 AS_TEXT = (
     *(pa.types.is_nested, pa.types.is_decimal, pa.types.is_binary, pa.types.is_large_binary),
-    pa.types.is_fixed_size_binary,
+    *(pa.types.is_fixed_size_binary, pa.types.is_interval),
 )
 
 
 def _text(value: Any) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, list | dict):
+        return terminal.json_text(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else terminal.cell(value)
+
+
+def _not_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_not_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_not_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _write_csv(result: SqlResult) -> None:
     table = result.to_arrow()
-    # Arrow writes no nested values to CSV: they become their text, and bytes base64 as in JSON.
+    # Arrow writes none of these to CSV: lists and structs become JSON, others the text in it.
     columns = [
         pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
         if any(is_kind(column.type) for is_kind in AS_TEXT)

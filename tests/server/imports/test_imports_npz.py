@@ -50,6 +50,27 @@ def test_members_it_does_not_know_are_named_and_left() -> None:
     assert source.warnings == ["not read: extra"]
 
 
+@pytest.mark.parametrize(
+    ("name", "array", "cure"),
+    [
+        ("observations", np.ones((6, 2), np.longdouble), "array.astype(np.float64)"),
+        (
+            "observations",
+            np.array([(1, 2)] * 6, [("x", "f4"), ("y", "f4")]),
+            "each field as an array of its own: array['x']",
+        ),
+        ("actions", np.array(["l", "r"] * 3), "np.unique(array, return_inverse=True)[1]"),
+    ],
+)
+def test_what_is_no_plain_number_is_refused_with_the_cure(name: str, array: Any, cure: str) -> None:
+    arrays = table(6, terminals=[5])
+    with pytest.raises(ImportRefused, match=f"{name} does not contain plain numbers") as caught:
+        read(arrays | {name: array})
+    assert caught.value.expected.endswith(f" {cure}")
+    cured = eval(cure.rpartition(": ")[2], {"np": np, "array": array})
+    assert made(read(arrays | {name: cured}))
+
+
 def test_more_memory_than_granted_is_refused() -> None:
     out = io.BytesIO()
     np.savez(out, **table(1000))

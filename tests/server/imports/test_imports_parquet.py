@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 import json
 import struct
@@ -681,3 +682,41 @@ def test_through_the_service(importing: Any, tmp_path: Path) -> None:
     assert importing.rows("select sum(\"return\") from trajectories where dataset = 'tabular'") == [
         [sum(range(ROWS))]
     ]
+
+
+CODES = 'the same in every file: df[…].astype("category").cat.codes'
+FLOATS = "decimals as floats: df[…].astype(float)"
+TEXTS, DECIMALS = ["left", "up"] * 4, [decimal.Decimal("1.10")] * ROWS
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "said", "cure"),
+    [
+        ({"action": TEXTS}, (), "made of texts: action", CODES),
+        ({"action": pa.array(TEXTS).dictionary_encode()}, (), "made of texts: action", CODES),
+        ({"action": None, "a": TEXTS, "b": TEXTS}, ("action=a,b",), "made of texts: a, b", CODES),
+        ({"observation": DECIMALS}, (), "cannot be made of the columns observation", FLOATS),
+        ({"action": DECIMALS}, (), "cannot be made of the columns action", FLOATS),
+    ],
+)
+def test_texts_as_actions_and_decimals_are_refused_with_the_cure(
+    tmp_path: Path, changes: Columns, given: tuple[str, ...], said: str, cure: str
+) -> None:
+    made = columns(**changes)
+    with pytest.raises(ImportRefused, match=said) as caught:
+        read(write(tmp_path / "a.parquet", made), *given)
+    assert caught.value.expected.endswith(cure)
+    frame = pa.table({k: v if isinstance(v, pa.Array) else pa.array(v) for k, v in made.items()})
+    df = frame.to_pandas()
+    for name in changes.keys() & set(df):
+        column = df[name]
+        cured = column.astype("category").cat.codes if cure == CODES else column.astype(float)
+        made[name] = np.asarray(cured)
+    assert read(write(tmp_path / "b.parquet", made), *given)[1]
+
+
+def test_texts_as_actions_in_rows_of_episodes_are_refused(tmp_path: Path) -> None:
+    made = {"observation": [[0.0, 1.0, 2.0]], "action": [["l", "r"]], "reward": [[0.0, 1.0]]}
+    with pytest.raises(ImportRefused, match="made of texts: action") as caught:
+        read(write(tmp_path / "a.parquet", made))
+    assert caught.value.expected == "numbers of the choices, the same in every file"

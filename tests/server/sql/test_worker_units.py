@@ -906,7 +906,8 @@ NESTED = {"a": [{"b": None}], "c": "2026-02-01"}
         ("timestamp '2026-02-01 03:04:05'", "2026-02-01T03:04:05"),
         ("timestamptz '2026-02-01 03:04:05+02'", "2026-02-01 01:04:05+00"),
         ("time with time zone '01:02:03+01'", "01:02:03+01"),
-        ("interval 90 second", 90.0),
+        ("interval 90 second", "00:01:30"),
+        ("interval '14 months 3 days'", "1 year 2 months 3 days"),
         ("[1, null, 3]", [1, None, 3]),
         ("[1.5, 'nan'::double]", [1.5, None]),
         ("[1, 2]::int[2]", [1, 2]),
@@ -940,6 +941,7 @@ def test_times_with_a_zone_keep_their_names_and_neighbours(ask: Ask) -> None:
 def test_a_time_as_text() -> None:
     zone = "TIMESTAMP WITH TIME ZONE"
     assert worker._time_as_text(3, 'a"b', zone) == 'CAST(c3 AS VARCHAR) AS "a""b"'
+    assert worker._time_as_text(1, "n", "INTERVAL") == 'CAST(c1 AS VARCHAR) AS "n"'
     assert worker._time_as_text(0, "n", "TIMESTAMP") == 'c0 AS "n"'
 
 
