@@ -379,7 +379,7 @@ class Interface:
             if why:
                 raise InvalidTrajectory(
                     f"actions[{key}]",
-                    expected=f"an action inside {str(space)[:200]}; clip it before env.step, so "
+                    expected=f"an action inside {str(space)[:200]}; clip or round it first, so "
                     "that the recorded action is the executed one",
                     got=why,
                 )
@@ -659,7 +659,7 @@ def _numbers(value: Any, dtype: Any) -> Array:
     given = np.asarray(value)
     if given.dtype.kind not in "biufO":
         raise TypeError(f"{describe(value)} is no number")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.array(given, dtype)
 
 

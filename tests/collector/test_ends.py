@@ -293,7 +293,7 @@ def test_an_action_outside_is_refused_before_the_step(
     env = record(inner, name, client, env_id="Moves-v0", outbox=tmp_path)
     env.reset()
     env.step(good)
-    with pytest.raises(InvalidTrajectory, match=r"^actions\[.*clip it before env\.step"):
+    with pytest.raises(InvalidTrajectory, match=r"^actions\[.*clip or round it first"):
         env.step(bad)
     assert inner.t == 1
     env.step(good)
