@@ -392,6 +392,7 @@ class RecordVectorTrajectories(VectorWrapper):
                 f"{str(self.action_space)[:200]}",
                 got=got,
             )
+        self._interface.note_undeclared("actions", self.action_space, actions)
         return rows
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:

@@ -69,13 +69,20 @@ class Events:
         self, env_indices: Iterable[int], obs: Any, infos: Mapping[str, Any]
     ) -> dict[int, Reset]:
         """Return the resets of these sub-environments."""
-        rows = list(iterate(self._env.observation_space, obs))
+        rows = self._rows(obs)
         found = {}
         for i in env_indices:
             self.ended[i] = False
             self._before[i] = self._interface.encode_observation(rows[i])
             found[i] = Reset(self._before[i], _info_of(infos, i, len(rows)))
         return found
+
+    def _rows(self, obs: Any) -> list[Any]:
+        """The observation of each sub-environment."""
+        space = self._env.observation_space
+        rows = list(iterate(space, obs))  # without members that the space does not declare
+        self._interface.note_undeclared("observations", space, obs)
+        return rows
 
     def of_step(
         self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
@@ -85,7 +92,7 @@ class Events:
         terminated = self._interface.encode_ends("terminated", terminated, n)
         truncated = self._interface.encode_ends("truncated", truncated, n)
         had_ended, self.ended = self.ended, terminated | truncated
-        for i, row in enumerate(iterate(self._env.observation_space, obs)):
+        for i, row in enumerate(self._rows(obs)):
             info = _info_of(infos, i, n)
             after = self._interface.encode_observation(row)
             previous, self._before[i] = self._before.get(i), after

@@ -259,6 +259,38 @@ def test_steps_after_an_end_without_a_reset_are_said_once(
     assert [i.length for i in client.trajectories(name).items] == [3, 3]
 
 
+class Undeclared(Batched):
+    """It returns, and takes, a member that its spaces do not declare."""
+
+    single_observation_space = spaces.Dict(a=Batched.single_observation_space)  # type: ignore[assignment]
+    single_action_space = spaces.Dict(a=Batched.single_action_space)  # type: ignore[assignment]
+    observation_space = spaces.Dict(a=Batched.observation_space)  # type: ignore[assignment]
+    action_space = spaces.Dict(a=Batched.action_space)  # type: ignore[assignment]
+
+    def reset(self, **options):  # type: ignore[no-untyped-def]
+        obs, infos = super().reset(**options)
+        return {"a": obs, "goal": obs}, infos
+
+    def step(self, actions):  # type: ignore[no-untyped-def]
+        obs, *rest = super().step(actions)
+        return {"a": obs, "goal": obs}, *rest
+
+
+def test_members_that_a_space_does_not_declare_are_said_once(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    inner = Undeclared(AutoresetMode.DISABLED)
+    env = record(inner, name, client, env_id="Batched-v0", outbox=tmp_path)
+    with pytest.warns(UserWarning, match="have members that their space") as caught:
+        env.reset()
+        for _ in range(3):
+            env.step({"a": np.zeros(2, np.int64), "b": np.zeros(2, np.int64)})
+    env.close()
+    assert [str(w.message).split()[0] for w in caught] == ["observations", "actions"]
+    client.flush(name)
+    assert [i.length for i in client.trajectories(name).items] == [3, 3]
+
+
 def test_statistics_of_an_end_are_not_those_of_the_next_episode(
     client: Client, name: str, tmp_path: Path
 ) -> None:
