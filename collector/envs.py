@@ -20,7 +20,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -240,7 +240,18 @@ class Interface:
             found[key] = array
         if self.refuses_outside and (why := self.outside(found)):
             raise BrokenEnv(why)
+        self.note_undeclared("observations", self.observation_space, raw)
         return found
+
+    def note_undeclared(self, what: str, space: gym_spaces.Space[Any], raw: Any) -> None:
+        """Say which members of a Dict or Tuple are not in its space, and so are not recorded."""
+        names = _undeclared(space, raw)
+        if names and (key := f"{what}: undeclared") not in self._noted:
+            self._noted.add(key)
+            self.note(
+                f"{what} have members that their space does not declare, which are not recorded: "
+                f"{shown(names, 20)}; declare them in the environment's space"
+            )
 
     def outside(self, obs: Mapping[str, Array]) -> str:
         """Which observation is beyond the bounds that the environment declares, in words; "" if
@@ -363,6 +374,7 @@ class Interface:
                     expected=f"an action of the form {str(self.action_space)[:200]}",
                     got=f"{describe(action)}: {describe_error(error)}",
                 ) from None
+        self.note_undeclared("actions", self.action_space, action)
         return found
 
     def check_action(self, action: Any, recorded: Mapping[str, Array]) -> None:
@@ -379,7 +391,7 @@ class Interface:
             if why:
                 raise InvalidTrajectory(
                     f"actions[{key}]",
-                    expected=f"an action inside {str(space)[:200]}; clip it before env.step, so "
+                    expected=f"an action inside {str(space)[:200]}; clip or round it first, so "
                     "that the recorded action is the executed one",
                     got=why,
                 )
@@ -582,6 +594,20 @@ def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
     yield from below(space, _root(space, default), ())
 
 
+def _undeclared(space: gym_spaces.Space[Any], value: Any, prefix: str = "") -> list[str]:
+    """The members of a value, and of those in it, for which Dict and Tuple spaces have no place."""
+    members: Iterable[Any] = ()
+    if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple) and isinstance(value, Mapping):
+        members = value
+    elif isinstance(space, gym_spaces.Tuple):
+        members = range(len(value))
+    declared = dict(_children(space))
+    found = [f"{prefix}{part}" for part in members if part not in declared]
+    for part, child in declared.items():
+        found += _undeclared(child, value[part], f"{prefix}{part}/")
+    return found
+
+
 def _named_spaces(
     space: gym_spaces.Space[Any],
     default: str,
@@ -659,7 +685,7 @@ def _numbers(value: Any, dtype: Any) -> Array:
     given = np.asarray(value)
     if given.dtype.kind not in "biufO":
         raise TypeError(f"{describe(value)} is no number")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.array(given, dtype)
 
 

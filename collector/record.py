@@ -39,6 +39,11 @@ from stepwell.flags import describe
 from stepwell.outbox import Outbox
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
+_UNRECORDED = (
+    "steps after the end of an episode, or after one that failed, are not recorded until the next "
+    "reset"
+)
+
 
 @overload
 def record(
@@ -264,11 +269,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._start(next_obs, None, info)
         elif not self._said:
             self._said = True
-            warnings.warn(
-                "steps after the end of an episode, or after one that failed, are not recorded "
-                "until reset()",
-                stacklevel=2,
-            )
+            warnings.warn(_UNRECORDED, stacklevel=2)
         self._ended = any(over)
         return obs, reward, terminated, truncated, info
 
@@ -304,7 +305,7 @@ class RecordVectorTrajectories(VectorWrapper):
         self._interface, self._recorders, self._sender = interface, recorders, sender
         self._events = Events(env, interface)
         self._bounds = _BoundsWarning(interface)
-        self._episodes, self._closed = 0, False
+        self._episodes, self._closed, self._said = 0, False, False
 
     def reset(
         self,
@@ -354,6 +355,9 @@ class RecordVectorTrajectories(VectorWrapper):
                     event.truncated,
                     event.info,
                 )
+            elif not self._said:
+                self._said = True
+                warnings.warn(_UNRECORDED, stacklevel=2)
         return returned
 
     def close(self, timeout: float = 10.0, **kwargs: Any) -> None:
@@ -388,6 +392,7 @@ class RecordVectorTrajectories(VectorWrapper):
                 f"{str(self.action_space)[:200]}",
                 got=got,
             )
+        self._interface.note_undeclared("actions", self.action_space, actions)
         return rows
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:

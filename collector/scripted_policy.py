@@ -60,7 +60,9 @@ class ScriptedActor:
             obs = {key: array[i].copy() for key, array in inputs.obs.items()}
             seen = obs[DEFAULT_OBSERVATION] if list(obs) == [DEFAULT_OBSERVATION] else obs
             with _reported():
-                encoded = self._interface.encode_action(self._playing[i](seen))
+                given = self._playing[i](seen)
+                encoded = self._interface.clip_actions(self._interface.encode_action(given))
+                self._interface.check_action(given, encoded)
             for key, array in encoded.items():
                 actions[key][i] = array
         return actions

@@ -5,7 +5,8 @@ One sub-environment, an episode of two steps, then the next episode:
     call to step   1      2          3           4
     DISABLED       o1     o2 end     o1'         o2'     reset in between, with an entry of seeds
     NEXT_STEP      o1     o2 end     o0'         o1'     call 3 only resets and ignores its action
-    SAME_STEP      o1     o0' end    o1'         o2'     o2 is in info["final_obs"]
+    SAME_STEP      o1     o0' end    o1'         o2'     o2 is in info["final_obs"], and what came
+                                                         with it in info["final_info"]
 
 All three yield the same events: Reset(o0), Step(o1), Step(o2, end), Reset(o0'), Step(o1'), …
 """
@@ -62,19 +63,26 @@ class Events:
         """[N]: whether the episode has ended, and no other has begun."""
         self._before: dict[int, Arrays] = {}
         """The last observation of each."""
-        self._said = False
+        self._said: set[str] = set()
 
     def of_reset(
         self, env_indices: Iterable[int], obs: Any, infos: Mapping[str, Any]
     ) -> dict[int, Reset]:
         """Return the resets of these sub-environments."""
-        rows = list(iterate(self._env.observation_space, obs))
+        rows = self._rows(obs)
         found = {}
         for i in env_indices:
             self.ended[i] = False
             self._before[i] = self._interface.encode_observation(rows[i])
             found[i] = Reset(self._before[i], _info_of(infos, i, len(rows)))
         return found
+
+    def _rows(self, obs: Any) -> list[Any]:
+        """The observation of each sub-environment."""
+        space = self._env.observation_space
+        rows = list(iterate(space, obs))  # without members that the space does not declare
+        self._interface.note_undeclared("observations", space, obs)
+        return rows
 
     def of_step(
         self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
@@ -84,7 +92,7 @@ class Events:
         terminated = self._interface.encode_ends("terminated", terminated, n)
         truncated = self._interface.encode_ends("truncated", truncated, n)
         had_ended, self.ended = self.ended, terminated | truncated
-        for i, row in enumerate(iterate(self._env.observation_space, obs)):
+        for i, row in enumerate(self._rows(obs)):
             info = _info_of(infos, i, n)
             after = self._interface.encode_observation(row)
             previous, self._before[i] = self._before.get(i), after
@@ -96,9 +104,25 @@ class Events:
             if self.mode is not AutoresetMode.SAME_STEP or not self.ended[i]:
                 yield i, step
                 continue
-            final_info = info.pop("final_info", {})
-            yield i, replace(step, obs=self._final(i, info, after, previous), info=final_info)
+            final_info = info.pop("final_info", None)
+            last = self._final(i, info, after, previous)
+            if final_info is None:
+                final_info, info = info, {}
+                if final_info:
+                    self._say_once(
+                        "infos",
+                        "the step in which an episode ends has no info['final_info']: its infos "
+                        "are taken as those of the end, and the next episode begins without infos",
+                    )
+            if "episode" in info:  # gymnasium's vector RecordEpisodeStatistics speaks of the end
+                final_info = {**mapping_of(final_info), "episode": info.pop("episode")}
+            yield i, replace(step, obs=last, info=final_info)
             yield i, Reset(after, info)
+
+    def _say_once(self, what: str, text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._interface.note(text)
 
     def _final(
         self, env_index: int, info: dict[str, Any], after: Arrays, before: Arrays | None
@@ -117,11 +141,11 @@ class Events:
             why = "the environment has overwritten it in its reset"
         elif shared is None and _looks_overwritten(last, after, before):
             why = "it equals the one after the reset"
-        if why and not self._said:
-            self._said = True
-            self._interface.note(
+        if why:
+            self._say_once(
+                "final_obs",
                 f"the final observation of an episode is unknown: {why}; an environment returns a "
-                "new array in each step, and a vector environment info['final_obs']"
+                "new array in each step, and a vector environment info['final_obs']",
             )
         return None if why else last
 

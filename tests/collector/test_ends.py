@@ -293,7 +293,7 @@ def test_an_action_outside_is_refused_before_the_step(
     env = record(inner, name, client, env_id="Moves-v0", outbox=tmp_path)
     env.reset()
     env.step(good)
-    with pytest.raises(InvalidTrajectory, match=r"^actions\[.*clip it before env\.step"):
+    with pytest.raises(InvalidTrajectory, match=r"^actions\[.*clip or round it first"):
         env.step(bad)
     assert inner.t == 1
     env.step(good)
@@ -454,7 +454,7 @@ def test_steps_without_a_reset_are_said_once(client: Client, name: str, tmp_path
         for _ in range(12):
             env.step(np.array([0.5]))
     env.close()
-    assert len([w for w in caught if "until reset()" in str(w.message)]) == 1
+    assert len([w for w in caught if "until the next reset" in str(w.message)]) == 1
 
 
 def test_a_seed_that_cannot_be_stored_loses_no_episode(

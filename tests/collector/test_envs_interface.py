@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -159,6 +160,35 @@ def test_a_dataset_of_the_same_choices_from_0_is_refused() -> None:
         interface.for_dataset(older, "old")
     with pytest.raises(InvalidSpace, match="other (observation|actions)"):
         interface.check_policy(Spaces.of_spec(older.to_json()), "old/1")
+
+
+SMALL, PAIR = gs.Box(-9, 9, (1,), np.float32), gs.Tuple((gs.Discrete(5),))
+ONE = np.ones(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "names"),
+    [
+        (gs.Dict(a=SMALL), {"a": ONE, "goal": ONE, "info x": 1}, "goal, info x"),
+        (PAIR, (1, 7), "1"),
+        (gs.Dict(a=gs.Dict(b=SMALL), t=PAIR), {"a": {"b": ONE, "c": ONE}, "t": [1, 2]}, "a/c, t/1"),
+        (gs.Dict(a=SMALL, b=gs.Dict()), {"a": ONE, "b": {"c": 1}}, "b/c"),
+    ],
+    ids=str,
+)
+def test_members_that_a_space_does_not_declare_are_said_once(
+    space: gs.Space,  # type: ignore[type-arg]
+    value: Any,
+    names: str,
+) -> None:
+    noted: list[str] = []
+    interface = dataclasses.replace(interface_of(Shell(space, space), "Own-v0"), note=noted.append)
+    for _ in range(2):
+        interface.encode_observation(value)
+        interface.encode_action(value)
+    assert len(noted) == 2
+    for what, text in zip(("observations", "actions"), noted, strict=True):
+        assert text.startswith(f"{what} have members") and f"recorded: {names}; declare" in text
 
 
 def test_an_observation_is_owned() -> None:

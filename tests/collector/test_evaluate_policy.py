@@ -1,6 +1,7 @@
 """A score follows from policy and seeds alone, and its uncertainty is computed as it should be."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig, Spaces
@@ -19,7 +21,8 @@ from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import evaluate_policy
 from collector.evaluation_result import EvaluationResult, summarise
 from collector.main import evaluate as main
-from collector.policy_actor import RandomActor
+from collector.policy_actor import ActorError, ActorInputs, RandomActor
+from collector.scripted_policy import ScriptedActor as PythonActor
 from stepwell.errors import InvalidSpace
 from tests.collector.fake_env import FakeEnv
 from tests.collector.scripted_actor import ScriptedActor
@@ -265,6 +268,49 @@ def test_a_policy_in_python_that_is_none_says_so(
     assert main(["--scripted", "a:b", "--random", "--env", "Pendulum-v1"]) == 2
     assert main(["--scripted", "a:b", "--target-return", "3", "--env", "Pendulum-v1"]) == 2
     assert "no effect with --scripted" in capsys.readouterr().err
+
+
+CHOICE, INTEGERS = spaces.Discrete(3), spaces.Box(0, 9, (2,), np.int8)
+FLOATS = spaces.Box(-1, 1, (2,), np.float32)
+NO_LIMITS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (CHOICE, 1.9),
+        (CHOICE, 3),
+        (CHOICE, -1),
+        (CHOICE, math.nan),
+        (spaces.MultiDiscrete([2, 2]), [0, 2]),
+        (spaces.MultiBinary(2), [0, 2]),
+        (INTEGERS, [1, 10]),
+        (INTEGERS, [1, 0.5]),
+        (FLOATS, [0, math.nan]),
+        (NO_LIMITS, [0, math.inf]),
+        (spaces.Dict(a=FLOATS, b=CHOICE), {"a": [0, 0], "b": 70}),
+    ],
+    ids=str,
+)
+def test_an_action_of_a_scripted_policy_outside_its_space_is_refused(
+    space: spaces.Space[Any], action: Any
+) -> None:
+    with pytest.raises(ActorError, match=r"scripted policy failed: actions\[.*expected an action"):
+        played(space, action)
+
+
+def test_floats_of_a_scripted_policy_are_clipped() -> None:
+    assert played(FLOATS, [5, -math.inf])["action"].tolist() == [[1, -1]]
+    assert played(CHOICE, np.array([2.0]))["action"].tolist() == [2]
+
+
+def played(space: spaces.Space[Any], action: Any) -> dict[str, Any]:
+    env = FakeEnv()
+    env.action_space = space  # type: ignore[assignment]
+    interface = interface_of(env, "Fake-v0")
+    inputs = ActorInputs.zeros(interface.spec, 1)
+    inputs.playing[:] = True
+    return PythonActor(interface, 1, lambda _: action).act(inputs)
 
 
 def test_a_policy_in_python_is_compared_with_a_published_one(

@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from collector.record import record
 from stepwell import Client, InvalidTrajectory
@@ -57,12 +58,19 @@ def test_each_sub_environment_has_its_episodes(
 
 
 def test_a_failure_keeps_all_running_episodes(client: Client, name: str, tmp_path: Path) -> None:
+    """What is played of them after it is not recorded, which is said once."""
     made = [partial(FakeEnv, (9,)), partial(FakeEnv, (9,), broken_at=(0, 2))]
-    env = record(SyncVectorEnv(made), name, client, env_id="Fake-v0", outbox=tmp_path)
+    vector = SyncVectorEnv(made)
+    env = record(vector, name, client, env_id="Fake-v0", outbox=tmp_path)
     env.reset()
     with pytest.raises(RuntimeError, match="asked to fail"):
         for _ in range(4):
             env.step(np.zeros(2, np.int64))
+    vector.envs[1].broken_at = None  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="not recorded until the next reset") as caught:
+        for _ in range(2):
+            env.step(np.zeros(2, np.int64))
+    assert len(caught) == 1 and caught[0].filename == __file__
     env.close()
     found = client.trajectories(name, limit=100).items
     assert [(i.length, i.truncated, i.tags) for i in found] == [(2, True, ["broken"])] * 2
@@ -189,6 +197,114 @@ def test_without_the_final_observation_in_the_infos_it_is_unknown(
     env.close()
     client.flush(name)
     assert not client.steps(client.trajectories(name, order="seq").items[0].id).final_obs_valid
+
+
+class Batched(VectorEnv):  # type: ignore[type-arg]
+    """Two environments as batched simulators are: episodes of three steps, the infos of each step
+    as arrays. They may be stepped beyond an end."""
+
+    num_envs = 2
+    single_observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2, 1), np.float32)
+    action_space = spaces.MultiDiscrete([2, 2])
+
+    def __init__(self, mode: AutoresetMode):
+        self.metadata = {"autoreset_mode": mode}
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]  # noqa: ARG002
+        self.t = 0
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions):  # type: ignore[no-untyped-def]  # noqa: ARG002
+        self.t += 1
+        over = np.full(2, self.t % 3 == 0)
+        obs, infos = np.full((2, 1), self.t), {"fuel": np.full(2, 10.0 * self.t), "success": over}
+        if over[0] and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
+            infos |= {"final_obs": obs, "_final_obs": over}
+            self.t, obs = 0, np.zeros((2, 1))
+        return obs.astype(np.float32), np.ones(2), over, np.zeros(2, np.bool_), infos
+
+
+def test_infos_of_an_end_without_final_info_are_not_those_of_the_next_episode(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    inner = Batched(AutoresetMode.SAME_STEP)
+    env = record(inner, name, client, env_id="Batched-v0", infos=["fuel"], outbox=tmp_path)
+    env.reset()
+    with pytest.warns(UserWarning, match="has no info.'final_info'.*as those of the end") as caught:
+        for _ in range(6):
+            env.step(np.zeros(2, np.int64))
+    env.close()
+    assert len(caught) == 1
+    client.flush(name)
+    found = client.trajectories(name).items
+    assert [(i.length, i.success) for i in found] == [(3, True)] * 4
+    for info in found:
+        np.testing.assert_equal(client.steps(info.id).infos["fuel"], [np.nan, 10, 20, 30])
+
+
+def test_steps_after_an_end_without_a_reset_are_said_once(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    inner = Batched(AutoresetMode.DISABLED)
+    env = record(inner, name, client, env_id="Batched-v0", outbox=tmp_path)
+    env.reset()
+    with pytest.warns(UserWarning, match="not recorded until the next reset") as caught:
+        for _ in range(9):
+            env.step(np.zeros(2, np.int64))
+    env.close()
+    assert len(caught) == 1
+    client.flush(name)
+    assert [i.length for i in client.trajectories(name).items] == [3, 3]
+
+
+class Undeclared(Batched):
+    """It returns, and takes, a member that its spaces do not declare."""
+
+    single_observation_space = spaces.Dict(a=Batched.single_observation_space)  # type: ignore[assignment]
+    single_action_space = spaces.Dict(a=Batched.single_action_space)  # type: ignore[assignment]
+    observation_space = spaces.Dict(a=Batched.observation_space)  # type: ignore[assignment]
+    action_space = spaces.Dict(a=Batched.action_space)  # type: ignore[assignment]
+
+    def reset(self, **options):  # type: ignore[no-untyped-def]
+        obs, infos = super().reset(**options)
+        return {"a": obs, "goal": obs}, infos
+
+    def step(self, actions):  # type: ignore[no-untyped-def]
+        obs, *rest = super().step(actions)
+        return {"a": obs, "goal": obs}, *rest
+
+
+def test_members_that_a_space_does_not_declare_are_said_once(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    inner = Undeclared(AutoresetMode.DISABLED)
+    env = record(inner, name, client, env_id="Batched-v0", outbox=tmp_path)
+    with pytest.warns(UserWarning, match="have members that their space") as caught:
+        env.reset()
+        for _ in range(3):
+            env.step({"a": np.zeros(2, np.int64), "b": np.zeros(2, np.int64)})
+    env.close()
+    assert [str(w.message).split()[0] for w in caught] == ["observations", "actions"]
+    client.flush(name)
+    assert [i.length for i in client.trajectories(name).items] == [3, 3]
+
+
+def test_statistics_of_an_end_are_not_those_of_the_next_episode(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    made = [partial(FakeEnv, (3, 1), copies=True)]
+    vector = SyncVectorEnv(made, autoreset_mode=AutoresetMode.SAME_STEP)
+    inner = RecordEpisodeStatistics(vector)
+    env = record(inner, name, client, env_id="Fake-v0", outbox=tmp_path)
+    env.reset()
+    for _ in range(7):
+        env.step(np.zeros(1, np.int64))
+    env.close()
+    client.flush(name)
+    found = client.trajectories(name, order="seq").items
+    assert [i.metrics.get("episode_length") for i in found] == [3, 1, 3]
 
 
 def test_episodes_have_the_name_of_the_environments_inside(
