@@ -30,7 +30,7 @@ import numpy as np
 
 from server.imports import named, npz
 from server.imports.archive import DAMAGE, Archive
-from server.imports.named import About, Declared, Layout, Leaf, join
+from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -168,7 +168,7 @@ class AmagoEpisodes:
                 key = DEFAULT_OBSERVATION
                 for place, part in enumerate(path.removeprefix(OBS).split("/")):
                     key = join(key if place else "", part)
-                observations[key] = Leaf(path, array.shape[1:], array.dtype)
+                put(observations, key, Leaf(path, array.shape[1:], array.dtype))
         actions, width = arrays["actions"], arrays["actions"].shape[1]
         if number and width != self._width:
             raise ImportRefused(

@@ -135,6 +135,14 @@ def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = No
     return ""
 
 
+def same_name(key: str, first: str, second: str, cure: str) -> ImportRefused:
+    """The refusal of two arrays whose names become one in a spec."""
+    return ImportRefused(
+        f"{first[:100]} and {second[:100]} would both be named {key[:100]}",
+        expected=f"{cure}; characters other than A-Z, a-z, 0-9 and _ become _",
+    )
+
+
 def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:
     """Refuse a file that does not start with `magic`."""
     head = file.read(8)
