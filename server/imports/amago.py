@@ -162,7 +162,7 @@ class AmagoEpisodes:
         """Check one file against those before it."""
         arrays = self._read(name)
         steps = len(arrays["rews"])
-        observations = {}
+        observations: dict[str, Leaf] = {}
         for path, array in arrays.items():
             if path.startswith(OBS):
                 key = DEFAULT_OBSERVATION

@@ -35,7 +35,7 @@ USUAL = {
     "observation": ("observation", "observations", "obs", "state", "states"),
     "next_observation": (
         *("next_observation", "next_observations", "next_obs", "new_obs", "next_state"),
-        "next_states",
+        *("next_states", "obs_next", "s_next"),
     ),
     "action": ("action", "actions", "act", "acts"),
     "reward": ("reward", "rewards", "rew", "rews", "r", "next.reward"),

@@ -44,6 +44,8 @@ D4RL = {
 NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
 """D4RL's names of what every file has."""
 PIECE = re.compile(r"(.+)_(\d{1,9})")
+POSITION, FILLED = ("ptr", "pos", "position", "_index"), ("size", "_size", "full")
+"""Names in replay buffers of the row that is written next, and of how many rows are."""
 MOST_UNREAD = 20
 
 
@@ -203,6 +205,7 @@ def read_arrays(
     first = next(iter(source.map.arrays["observation"].values()), ("",))[0]
     first_array = source.arrays.get(first)
     source.rows = 0 if first_array is None or not first_array.ndim else len(first_array)
+    _check_filled(source, arrays)
     _from_imitation(source)
     _from_rlds(source)
     unread = sorted(name for name in arrays if name not in {*source.arrays, *parts})
@@ -214,6 +217,50 @@ def read_arrays(
             role = "not_done" if 2 * source.arrays[name].sum() > source.rows else "done"
             more = f"; if {name[:80]} says where episodes end: columns={role}={name[:80]}"
         source.warnings.append(f"not read: {shown(unread, MOST_UNREAD)}{more}")
+
+
+def _check_filled(source: RawFile, members: Mapping[str, Member]) -> None:
+    """Refuse a replay buffer with rows that are not written, or that does not begin in its first
+    row; warn where rows at the end look as if nobody had written them."""
+    rows = source.rows
+    marks = {
+        name.lower(): int(member.read().reshape(-1)[0])
+        for name, member in members.items()
+        if name.lower() in POSITION + FILLED
+        and member.shape in ((), (1,))
+        and member.dtype.kind in "biu"
+    }
+    position, filled = (
+        next(((name, marks[name]) for name in names if name in marks), ("", -1))
+        for names in (POSITION, FILLED)
+    )
+    at, count = position[1], filled[1]
+    if filled[0] == "full":
+        count = rows if count else at
+    if 0 <= at <= rows and 0 < count <= rows and (count < rows or at % rows):
+        ordered = f"f[k][:{count}]" if count < rows else f"numpy.roll(f[k], -{at}, axis=0)"
+        raise ImportRefused(
+            f"{position[0]} and {filled[0]} say that this is a replay buffer "
+            + (
+                f"of which {count} rows are written" if count < rows else f"that begins in row {at}"
+            ),
+            expected="the rows in their order: f = numpy.load(FILE), or h5py.File(FILE); "
+            f"numpy.savez(NEW, **{{k: {ordered} for k in f if f[k].shape[:1] == ({rows},)}}); or "
+            f"a file without {position[0]} and {filled[0]}, if they say something else",
+            got=f"{rows} rows, {position[0]} = {position[1]}, {filled[0]} = {filled[1]}",
+        )
+    roles = [*source.map.arrays["observation"].values(), *source.map.arrays["action"].values()]
+    used = [source.arrays.get(name) for names in roles for name in names]
+    used.append(source.arrays.get(source.map.one("reward") or ""))
+    written = np.zeros(rows, np.bool_)
+    for array in used:
+        if array is not None and array.shape[:1] == (rows,):
+            written |= (array != 0).any(axis=tuple(range(1, array.ndim)))
+    if written.any() and (zeros := int(written[::-1].argmax())) > 1:
+        source.warnings.append(
+            f"the last {zeros} rows are 0 in observations, actions and rewards: if nobody has "
+            f"written them, leave them out (a[:-{zeros}] of each array)"
+        )
 
 
 def native(array: Array) -> Array:

@@ -33,8 +33,8 @@ from server.imports.raw_file import (
     ImportOptions,
     ImportRefused,
     check_size,
-    why_dropped,
     same_name,
+    why_dropped,
 )
 from stepwell._plural import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec, Space

@@ -932,3 +932,40 @@ def test_a_column_that_is_an_info_has_its_usual_role_too(read: Read, kind: str) 
     check_four(got)
     assert got[1].rewards.tolist() == got[1].infos["x"][:-1].tolist() == list(range(10, 20))
     assert np.array_equal(got[1].infos["angle"][:10], got[1].obs["observation"][:10])
+
+
+@FLAT
+@pytest.mark.parametrize(
+    ("marks", "at"),
+    [
+        ({"ptr": ROWS, "size": ROWS, "max_size": ROWS + 3}, 0),
+        ({"pos": np.array([ROWS]), "full": np.array([False])}, 0),
+        ({"pos": 2, "full": True}, 2),
+        ({"_index": 2, "_size": ROWS}, 2),
+    ],
+)
+def test_replay_buffers_are_refused_with_the_line_that_orders_them(
+    read: Read, kind: str, marks: Arrays, at: int
+) -> None:
+    def stored(array: np.ndarray) -> np.ndarray:
+        if at:
+            return np.roll(array, at, axis=0)
+        return np.concatenate([array, np.zeros((3, *array.shape[1:]), array.dtype)])
+
+    made = {name: stored(array) for name, array in arrays(timeouts=ENDS & ~TERMINALS).items()}
+    with pytest.raises(ImportRefused, match="replay buffer") as caught:
+        read(kind, made | marks)
+    line = caught.value.expected.partition("numpy.savez(NEW, **")[2].partition("); or")[0]
+    fixed = eval(line, {"f": made | {k: np.array(v) for k, v in marks.items()}, "numpy": np})
+    check_four(read(kind, fixed)[1])
+    whole = arrays(timeouts=ENDS & ~TERMINALS)
+    for fine in ({"ptr": 0, "size": ROWS}, {"pos": ROWS, "full": False}, {"size": 7}, {"ptr": 7}):
+        check_four(read(kind, whole | fine)[1])
+
+
+@FLAT
+def test_rows_at_the_end_that_nobody_wrote_are_said(read: Read, kind: str) -> None:
+    made = arrays(timeouts=ENDS & ~TERMINALS)
+    longer = {k: np.concatenate([a, np.zeros((3, *a.shape[1:]), a.dtype)]) for k, a in made.items()}
+    assert any("the last 3 rows are 0" in line for line in read(kind, longer)[0].warnings)
+    assert not any("rows are 0" in line for line in read(kind, made)[0].warnings)
