@@ -10,7 +10,7 @@ What contradicts itself, or could be read in two ways, is refused with the optio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,6 +211,44 @@ def terminated_at(flags: Flags, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.zeros(len(ends), np.bool_)
     cut = flags["truncated"][ends] if "truncated" in flags else np.zeros(len(ends), np.bool_)
     return flags["done"][ends] & ~cut
+
+
+def blank(finals: Iterable[Sequence[Array]], observations: Iterable[Sequence[Array]]) -> str:
+    """Whether all final observations (two or more) are "NaN", or are "0" though no other is: rows
+    were shifted and the gap was filled. "" if not. Each item has the arrays of some rows."""
+    kinds: set[str] = set()
+    count = 0
+    for arrays in finals:
+        rows = _flat(arrays)
+        kinds.add("NaN" if np.isnan(rows).all() else "" if rows.any() else "0")
+        count += len(rows)
+        if kinds not in ({"NaN"}, {"0"}):
+            return ""
+    if count < 2 or (kinds == {"0"} and any(not _flat(a).any(axis=1).all() for a in observations)):
+        return ""
+    return kinds.pop()
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def said_blank(name: str, kind: str) -> str:
+    return (
+        f"{name} is {kind} at the end of every episode, as a shift leaves it: final observations "
+        "are unknown"
+        + (f"; columns=next_observation={name} takes them as they are" if kind == "0" else "")
+    )
+
+
+def check_final(name: str, final: Array, where: str) -> None:
+    """Raises `ImportRefused` for next observations at ends that are not finite."""
+    if final.dtype.kind == "f" and not np.isfinite(final).all():
+        raise ImportRefused(
+            f"{name[:100]} contains invalid numbers at the end of an episode",
+            expected="finite; or columns=next_observation= (final observations are unknown)",
+            got=f"NaN or infinite in {where}",
+        )
 
 
 def jumps(broken: int, why: str) -> str:

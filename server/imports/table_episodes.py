@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 from server.imports.column_map import FILE, USUAL, ColumnMap, Columns, element_names
 from server.imports.ends import (
     ROLES,
+    blank,
+    check_final,
     check_inside,
     jumps,
     out_of_order,
     read_flags,
+    said_blank,
     split_by_flags,
     terminated_at,
     warn_of_both,
@@ -175,6 +178,8 @@ class TableEpisodes:
         last = array[-1:]
         if role == "observation" and self._final:
             last = self._last(leaf, number)
+            name = self.columns.arrays["next_observation"][leaf.path.partition("/")[2]][0]
+            check_final(name, last, f"episode {self._names[number]}")
         return np.concatenate([array, last])
 
     def about(self, number: int) -> About:
@@ -404,6 +409,19 @@ class TableEpisodes:
         if shifted and leaves:
             self.layout.warnings.append("next_observation is the shifted rows")
             return False
+        every = range(len(self._ends))
+        if leaves and "next_observation" not in self.columns.given:
+            kind = blank(
+                ([self._last(leaf, n) for leaf in leaves] for n in every),
+                (
+                    [self._read(self._leaves[leaf.path], "numbers", n) for leaf in leaves]
+                    for n in every
+                ),
+            )
+            if kind:
+                name = ",".join(next(iter(following.values())))
+                self.layout.warnings.append(said_blank(name, kind))
+                return False
         self._warn_of_jumps(leaves)
         return True
 

@@ -969,3 +969,36 @@ def test_rows_at_the_end_that_nobody_wrote_are_said(read: Read, kind: str) -> No
     longer = {k: np.concatenate([a, np.zeros((3, *a.shape[1:]), a.dtype)]) for k, a in made.items()}
     assert any("the last 3 rows are 0" in line for line in read(kind, longer)[0].warnings)
     assert not any("rows are 0" in line for line in read(kind, made)[0].warnings)
+
+
+def shifted(fill: float, ends: np.ndarray = ENDS) -> Arrays:
+    """The next row as next observation, and `fill` at ends."""
+    made = arrays(timeouts=ENDS & ~TERMINALS)
+    following = np.roll(made["observations"], -1, axis=0)
+    return made | {"next_observations": np.where(ends[:, None], np.float32(fill), following)}
+
+
+@EVERY
+@pytest.mark.parametrize("fill", [0.0, np.nan])
+def test_final_observations_that_a_shift_left_empty_are_unknown(
+    read: Read, kind: str, fill: float
+) -> None:
+    found, got = read(kind, shifted(fill))
+    check_four(got)
+    assert not any(t.final_obs_valid for t in got)
+    assert any("at the end of every episode, as a shift leaves it" in w for w in found.warnings)
+    if fill == 0:
+        _, kept = read(kind, shifted(0), "next_observation=next_observations")
+        assert all(t.final_obs_valid and not t.obs["observation"][-1].any() for t in kept)
+        made = shifted(0)
+        made["observations"][3] = made["next_observations"][2] = 0
+        assert all(t.final_obs_valid for t in read(kind, made)[1]), "zeros are observations here"
+    assert all(t.final_obs_valid for t in read(kind, shifted(7.0))[1])
+
+
+@EVERY
+def test_final_observations_that_are_nan_are_refused_with_the_cure(read: Read, kind: str) -> None:
+    with pytest.raises(ImportRefused, match="next_observations contains invalid") as caught:
+        read(kind, shifted(np.nan, TERMINALS))
+    assert "columns=next_observation=" in caught.value.expected
+    check_four(read(kind, shifted(np.nan, TERMINALS), "next_observation=")[1])
