@@ -282,6 +282,20 @@ def warn_of_final_rows(
         )
 
 
+def check_rlds(firsts: Iterable[Array], lasts: Iterable[Array]) -> None:
+    """Refuse steps of Dreamer and dm_env, where action and reward of a row led to it. `firsts` has
+    actions and rewards of the first rows of episodes, `lasts` actions of the last."""
+    if any(array.any() for array in firsts) or not any(array.any() for array in lasts):
+        return
+    raise ImportRefused(
+        "an action may have led to the observation of its row (Dreamer, dm_env) or be taken after "
+        "it (RLDS): those of first rows are 0, those of rows with is_last are not",
+        expected="RLDS's order: numpy.roll(a, -1, axis=0) of actions and rewards if they led to "
+        "the row; action[is_last] = 0 if they are in this order already",
+        got="is_first, is_last and is_terminal",
+    )
+
+
 def warn_of_both(flags: Flags, ends: NDArray[np.int64], warnings: list[str]) -> None:
     """Ends that are terminated and truncated are taken for terminated."""
     if not {"terminated", "truncated"} <= flags.keys():

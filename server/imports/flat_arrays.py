@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map
-from server.imports.ends import LISTS, read_flags, split_by_flags, warn_of_final_rows
+from server.imports.ends import LISTS, check_rlds, read_flags, split_by_flags, warn_of_final_rows
 from server.imports.episode_ids import SOURCE, factorized, split_by_ids
 from server.imports.raw_file import (
     Array,
@@ -383,6 +383,10 @@ def _from_rlds(source: RawFile) -> None:
             )
     reward = source.map.one("reward")
     rewards = None if reward is None else source.numbers_of(reward)
+    acted = [source.arrays[n] for names in source.map.arrays["action"].values() for n in names]
+    acted = [array for array in acted if array.shape[:1] == (source.rows,)]
+    every = acted if rewards is None else [*acted, rewards]
+    check_rlds((array[firsts] for array in every), (array[finals] for array in acted))
     warn_of_final_rows(flags, rewards, finals, source.warnings)
     observations = {n for names in source.map.arrays["observation"].values() for n in names}
     for name in [n for n, a in source.arrays.items() if a.ndim and len(a) == source.rows]:

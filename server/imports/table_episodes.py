@@ -25,6 +25,7 @@ from server.imports.ends import (
     blank,
     check_final,
     check_inside,
+    check_rlds,
     jumps,
     out_of_order,
     read_flags,
@@ -127,6 +128,15 @@ class TableEpisodes:
             return 0
         reward = self.columns.one("reward")
         rewards = None if reward is None else self._steps_of(reward)
+        acted = [
+            self._read(names, "numbers", number)
+            for names in self.columns.arrays["action"].values()
+            if kind_of(self._type(names[0])) == "numbers"
+            for number in range(len(self._ends))
+        ]
+        every = [array[:1] for array in acted]
+        every += [] if rewards is None else [rewards[self._starts]]
+        check_rlds(every, (array[-1:] for array in acted))
         warn_of_final_rows(self._flags, rewards, self._ends, self.layout.warnings)
         kept = self._ends > self._starts
         self._starts, self._ends = self._starts[kept], self._ends[kept] - 1

@@ -1002,3 +1002,25 @@ def test_final_observations_that_are_nan_are_refused_with_the_cure(read: Read, k
         read(kind, shifted(np.nan, TERMINALS))
     assert "columns=next_observation=" in caught.value.expected
     check_four(read(kind, shifted(np.nan, TERMINALS), "next_observation=")[1])
+
+
+@EVERY
+def test_actions_that_led_to_their_row_are_refused_with_both_readings(
+    read: Read, kind: str
+) -> None:
+    """The second row has the first action and its reward, as Dreamer writes them."""
+    first, last = np.roll(ENDS, 1), ENDS
+    values = np.where(first, 0, np.arange(ROWS)).astype(np.float32)
+    made = arrays(
+        terminals=None, is_first=first, is_last=last, is_terminal=TERMINALS,
+        actions=values[:, None], rewards=values,
+    )  # fmt: skip
+    with pytest.raises(ImportRefused, match="may have led to") as caught:
+        read(kind, made)
+    assert "numpy.roll(a, -1, axis=0)" in caught.value.expected
+    rolled = {name: np.roll(made[name], -1, axis=0) for name in ("actions", "rewards")}
+    _, (got, *_) = read(kind, made | rolled)
+    assert got.actions["action"].ravel().tolist() == got.rewards.tolist() == [*range(1, 10)]
+    assert "action[is_last] = 0" in caught.value.expected
+    _, (got, *_) = read(kind, made | {"actions": np.where(last[:, None], 0, made["actions"])})
+    assert got.rewards.tolist() == [*range(9)]
