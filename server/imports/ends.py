@@ -27,6 +27,8 @@ INNER = ("terminated", "truncated", "done")
 """Flags that only the last row of an episode may have."""
 MASKS = ("mask", "masks")
 """Some files have 0 here where an episode ends; in others these are of actions or of padding."""
+VALID = ("valid", "valids")
+"""0 in the row of a final observation, in OGBench's compact files."""
 LISTS = {
     **dict.fromkeys(
         ("episode_ends", "episode_end", "ends", "ep_ends", "meta/episode_ends"), "ends"
@@ -56,6 +58,7 @@ def read_flags(columns: ColumnMap, read: Callable[[str], Array]) -> Flags:
                 if column != name:
                     continue  # no flags, so something else
                 expected = f"{error.expected}; or columns={role}= (not to use it)"
+                expected += cure_of_step_type([column])
                 raise ImportRefused(error.detail, expected=expected, got=error.got) from None
             marks = ~marks if role != into else marks
             if into in found and not np.array_equal(found[into], marks):
@@ -251,6 +254,16 @@ def check_final(name: str, final: Array, where: str) -> None:
         )
 
 
+def cure_of_step_type(names: Iterable[str]) -> str:
+    """What makes flags of dm_env's step_type; "" if none of the names is that."""
+    if "step_type" not in [name.lower() for name in names]:
+        return ""
+    return (
+        "; of dm_env's step_type: is_first = step_type == 0, is_last = step_type == 2, is_terminal "
+        "= is_last & (discount == 0)"
+    )
+
+
 def jumps(broken: int, why: str) -> str:
     """The warning that the next observation of `broken` steps is not the next row's."""
     return (
@@ -352,13 +365,23 @@ def check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags:
     of the known ones are terminations."""
     used, exact = columns.used(), bool({"done", "first"} & flags.keys())
     for name in rows.columns:
-        if name.lower() not in MASKS or name in used or not rows.is_scalar(name):
+        if name.lower() not in (*MASKS, *VALID) or name in used or not rows.is_scalar(name):
             continue
         if {"not_done", "not_terminated"} & columns.given:
             continue
         try:
             zero = ~as_flags(name, rows.numbers_of(name))
         except ImportRefused:
+            continue
+        if name.lower() in VALID:
+            if bool(zero.any()) and not bool((zero & ~marks).any()):
+                raise ImportRefused(
+                    f"rows where {name} is 0 seem to be final observations, which are no steps",
+                    expected=f"flags of RLDS: is_last = {name} == 0, is_first = "
+                    "numpy.roll(is_last, 1), is_terminal = is_last where the episode terminated; "
+                    f"without {name} and {', '.join(columns.one(role) or '' for role in flags)}",
+                    got=f"{pluralize(int(zero.sum()), 'row')}, such as {int(zero.argmax())}",
+                )
             continue
         same = any(np.array_equal(zero, known) for known in (marks, *flags.values()))
         if exact and ("terminated" in flags or bool((zero & ~marks).any())):

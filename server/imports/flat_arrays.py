@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map
-from server.imports.ends import LISTS, check_rlds, read_flags, split_by_flags, warn_of_final_rows
+from server.imports.ends import (
+    LISTS,
+    check_rlds,
+    cure_of_step_type,
+    read_flags,
+    split_by_flags,
+    warn_of_final_rows,
+)
 from server.imports.episode_ids import SOURCE, factorized, split_by_ids
 from server.imports.raw_file import (
     Array,
@@ -141,7 +148,13 @@ class RawFile:
             return (
                 f"; if the axes are [episodes, steps, …]: a.reshape({steps}, *a.shape[2:]) of each "
                 f"array and episode_ids = numpy.repeat(numpy.arange({rows}), {shape[1]})"
-                + (", with observations[:, :-1], and [:, 1:] as next_observations" if final else "")
+                + (
+                    ", with observations[:, :-1], and [:, 1:] as next_observations"
+                    if final
+                    else f"; if they are [steps, envs, …]: a.swapaxes(0, 1).reshape({steps}, "
+                    "*a.shape[2:]) of each array, and of episode_ids = d.cumsum(0) - d + "
+                    f"numpy.arange({shape[1]}) * {rows + 1}, where d is 1 where an episode ends"
+                )
             )
         if shape and 0 < (more := rows - shape[0]):
             return (
@@ -275,6 +288,7 @@ def missing(role: str, source: RawFile) -> ImportRefused:
     none = "; columns=reward= if there is none" if role == "reward" else ""
     if role == "terminated":
         none = "; columns=terminated= if no episode was terminated"
+        none += cure_of_step_type(source.names)
     return ImportRefused(
         f"{name} is missing",
         expected=f"{', '.join(NAMES.values())}, terminals; or columns={role}=NAME, of the arrays "

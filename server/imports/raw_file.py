@@ -54,7 +54,7 @@ class ImportOptions:
     observation: str = ""
     """"" (derived from the data), "box" or "discrete:N"."""
     action: str = ""
-    """"" (derived from the data), "box" or "discrete:N"."""
+    """"" (derived from the data), "box", "discrete:N" or "discrete:N:START"."""
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     max_steps: int = 0

@@ -26,6 +26,7 @@ from server.imports.ends import (
     check_final,
     check_inside,
     check_rlds,
+    cure_of_step_type,
     jumps,
     out_of_order,
     read_flags,
@@ -486,6 +487,7 @@ def missing(role: str, table: Table) -> ImportRefused:
             got=shown(table.columns),
         )
     none = "; columns=reward= if there is none" if role == "reward" else ""
+    none += cure_of_step_type(table.columns) if role.startswith("episode") else ""
     return ImportRefused(
         f"no column is known to be the {role}",
         expected=f"columns={role.split()[0]}=NAME, of the columns of the file{none}",

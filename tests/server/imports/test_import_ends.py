@@ -19,7 +19,7 @@ from server.imports import flat, parquet
 from server.imports.column_map import USUAL
 from server.imports.parser import recognised
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
-from stepwell import Box, EnvSpec, MultiDiscrete
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.trajectory import Trajectory
 
 from .conftest import Importing
@@ -1024,3 +1024,71 @@ def test_actions_that_led_to_their_row_are_refused_with_both_readings(
     assert "action[is_last] = 0" in caught.value.expected
     _, (got, *_) = read(kind, made | {"actions": np.where(last[:, None], 0, made["actions"])})
     assert got.rewards.tolist() == [*range(9)]
+
+
+@FLAT
+def test_arrays_of_steps_by_environments_are_refused_with_the_cure(read: Read, kind: str) -> None:
+    """[T, E, …]: what the refusal says keeps environments and episodes apart."""
+    made = arrays(dones=ENDS, terminals=None)
+    made = {name: a.reshape(2, 20, *a.shape[1:]).swapaxes(0, 1) for name, a in made.items()}
+    with pytest.raises(ImportRefused, match="wrong length") as caught:
+        read(kind, made)
+    said = caught.value.expected
+    assert "[steps, envs, …]: a.swapaxes(0, 1).reshape(40, *a.shape[2:]) of each array" in said
+    line = said.rpartition("episode_ids = ")[2].partition(", where")[0]
+    made["episode_ids"] = eval(line, {"d": made["dones"].astype(int), "numpy": np})
+    flat = {name: a.swapaxes(0, 1).reshape(40, *a.shape[2:]) for name, a in made.items()}
+    _, got = read(kind, flat)
+    assert [t.rewards.tolist() for t in got] == np.arange(ROWS).reshape(4, 10).tolist()
+
+
+@FLAT
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_actions_of_one_element_have_any_shape(read: Read, kind: str, dtype: Any) -> None:
+    actions = np.arange(ROWS).reshape(ROWS, 1, 1).astype(dtype)
+    found, got = read(kind, arrays(actions=actions, timeouts=ENDS & ~TERMINALS))
+    assert found.spec.actions["action"].shape == (() if dtype == np.int64 else (1,))
+    assert np.concatenate([t.actions["action"].ravel() for t in got]).tolist() == [*range(ROWS)]
+
+
+@FLAT
+def test_choices_from_another_number_are_refused_with_the_option(read: Read, kind: str) -> None:
+    made = arrays(actions=np.arange(ROWS) % 3 - 1, timeouts=ENDS & ~TERMINALS)
+    with pytest.raises(ImportRefused, match="not small choices") as caught:
+        read(kind, made)
+    assert "?action=discrete:3:-1 if they are 3 choices" in caught.value.expected
+    found, got = read(kind, made, action="discrete:3:-1")
+    assert found.spec.actions["action"] == Discrete(3, -1)
+    assert got[0].actions["action"][:4].tolist() == [-1, 0, 1, -1]
+    with pytest.raises(ImportRefused, match="discrete:N:START"):
+        read(kind, made, action="discrete:3:x")
+
+
+@EVERY
+def test_step_type_is_refused_with_the_flags_to_make_of_it(read: Read, kind: str) -> None:
+    step_type = np.where(ENDS, 2, np.where(np.roll(ENDS, 1), 0, 1))
+    made = arrays(terminals=None, step_type=step_type)
+    for given in ((), ("done=step_type",)):
+        with pytest.raises(ImportRefused) as caught:
+            read(kind, made, *given)
+        assert "is_first = step_type == 0, is_last = step_type == 2" in caught.value.expected
+    flags = {"is_first": step_type == 0, "is_last": ENDS, "is_terminal": TERMINALS}
+    assert [len(t) for t in read(kind, made | flags)[1]] == [9] * 4
+
+
+@EVERY
+@pytest.mark.parametrize("both", [True, False])
+def test_valids_that_mark_final_observations_are_refused_with_the_cure(
+    read: Read, kind: str, both: bool
+) -> None:
+    """OGBench sets terminals at the last step and at the final observation."""
+    marks = ENDS | np.roll(ENDS, -1) if both else ENDS
+    made = arrays(terminals=marks, valids=(~ENDS).astype(np.float32))
+    with pytest.raises(ImportRefused, match="seem to be final observations") as caught:
+        read(kind, made)
+    assert "is_last = valids == 0" in caught.value.expected
+    assert "without valids and terminals" in " ".join(caught.value.expected.split())
+    cured = {"is_last": ENDS, "is_first": np.roll(ENDS, 1), "is_terminal": ENDS & False}
+    _, got = read(kind, arrays(terminals=None) | cured)
+    assert [(len(t), t.final_obs_valid) for t in got] == [(9, True)] * 4
+    check_four(read(kind, arrays(timeouts=ENDS & ~TERMINALS, valid=np.ones(ROWS)))[1])
