@@ -30,7 +30,7 @@ import numpy as np
 
 from server.imports import named, npz
 from server.imports.archive import DAMAGE, Archive
-from server.imports.named import About, Declared, Layout, Leaf, join
+from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -162,13 +162,13 @@ class AmagoEpisodes:
         """Check one file against those before it."""
         arrays = self._read(name)
         steps = len(arrays["rews"])
-        observations = {}
+        observations: dict[str, Leaf] = {}
         for path, array in arrays.items():
             if path.startswith(OBS):
                 key = DEFAULT_OBSERVATION
                 for place, part in enumerate(path.removeprefix(OBS).split("/")):
                     key = join(key if place else "", part)
-                observations[key] = Leaf(path, array.shape[1:], array.dtype)
+                put(observations, key, Leaf(path, array.shape[1:], array.dtype))
         actions, width = arrays["actions"], arrays["actions"].shape[1]
         if number and width != self._width:
             raise ImportRefused(

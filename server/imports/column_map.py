@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from server.imports.raw_file import ImportRefused
+from server.imports.raw_file import ImportRefused, same_name
 from stepwell._plural import shown
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION
 
@@ -35,7 +35,7 @@ USUAL = {
     "observation": ("observation", "observations", "obs", "state", "states"),
     "next_observation": (
         *("next_observation", "next_observations", "next_obs", "new_obs", "next_state"),
-        "next_states",
+        *("next_states", "obs_next", "s_next"),
     ),
     "action": ("action", "actions", "act", "acts"),
     "reward": ("reward", "rewards", "rew", "rews", "r", "next.reward"),
@@ -166,7 +166,7 @@ def column_map(
                 raise ImportRefused("columns: an info has a name", expected="info/NAME=column")
             if chosen:
                 name = array_key(key) or NAMED[kind]
-                found.arrays[kind][name] = tuple(chosen)
+                put(found.arrays[kind], kind, name, tuple(chosen))
                 if any(part not in columns for part in parts):
                     found.matched[_said(kind, name)] = tuple(chosen)
         elif kind == "episode" and len(chosen) > 1:
@@ -268,7 +268,7 @@ def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
                 found.guessed.append(f"{role}={exact}")
             continue
         left = [name for name in free if name not in found.single.values()]
-        arrays = {NAMED[role]: (exact,)} if exact else _family(left, usual or ("info", "infos"))
+        arrays = {NAMED[role]: (exact,)} if exact else _family(role, left)
         if role == "info":
             arrays.pop("", None)
         found.arrays[role] = {key or NAMED[role]: names for key, names in arrays.items()}
@@ -276,22 +276,31 @@ def _guess(found: ColumnMap, columns: Sequence[str], asked: set[str]) -> None:
             found.guessed.append(f"{_said(role, key)}={','.join(names)}")
 
 
-def _family(columns: Sequence[str], stems: Iterable[str]) -> dict[str, Columns]:
+def _family(role: str, columns: Sequence[str]) -> dict[str, Columns]:
     """obs_0, obs_1, … are one vector (key ""), obs.arm and obs.hand two named arrays."""
-    for stem in stems:
+    for stem in USUAL.get(role, ("info", "infos")):
         numbered = re.compile(rf"{re.escape(stem)}[._\[]?(\d+)\]?", re.IGNORECASE)
         numbers = {name: int(m[1]) for name in columns if (m := numbered.fullmatch(name))}
         if len(numbers) > 1 or 0 in numbers.values():
             return {"": tuple(sorted(numbers, key=lambda name: numbers[name]))}
         part = re.compile(rf"{re.escape(stem)}[./](.+)", re.IGNORECASE)
-        parts: dict[str, Columns] = {
-            array_key(m[1]): (name,) for name in columns if (m := part.fullmatch(name))
-        }
+        parts: dict[str, Columns] = {}
+        for name in columns:
+            if m := part.fullmatch(name):
+                put(parts, role, array_key(m[1]), (name,))
         if len(parts) == 1 and stem not in ("info", "infos"):
             return {"": next(iter(parts.values()))}
         if parts:
             return parts
     return {}
+
+
+def put(arrays: dict[str, Columns], role: str, key: str, columns: Columns) -> None:
+    """Raises `ImportRefused` if another array of the role has this name."""
+    if key in arrays:
+        cure = f"names that differ, by columns={role}/NAME=COLUMN for each"
+        raise same_name(_said(role, key), ",".join(arrays[key]), ",".join(columns), cure)
+    arrays[key] = columns
 
 
 def array_key(name: str) -> str:

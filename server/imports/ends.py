@@ -10,7 +10,7 @@ What contradicts itself, or could be read in two ways, is refused with the optio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ INNER = ("terminated", "truncated", "done")
 """Flags that only the last row of an episode may have."""
 MASKS = ("mask", "masks")
 """Some files have 0 here where an episode ends; in others these are of actions or of padding."""
+VALID = ("valid", "valids")
+"""0 in the row of a final observation, in OGBench's compact files."""
 LISTS = {
     **dict.fromkeys(
         ("episode_ends", "episode_end", "ends", "ep_ends", "meta/episode_ends"), "ends"
@@ -56,6 +58,7 @@ def read_flags(columns: ColumnMap, read: Callable[[str], Array]) -> Flags:
                 if column != name:
                     continue  # no flags, so something else
                 expected = f"{error.expected}; or columns={role}= (not to use it)"
+                expected += cure_of_step_type([column])
                 raise ImportRefused(error.detail, expected=expected, got=error.got) from None
             marks = ~marks if role != into else marks
             if into in found and not np.array_equal(found[into], marks):
@@ -213,6 +216,54 @@ def terminated_at(flags: Flags, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     return flags["done"][ends] & ~cut
 
 
+def blank(finals: Iterable[Sequence[Array]], observations: Iterable[Sequence[Array]]) -> str:
+    """Whether all final observations (two or more) are "NaN", or are "0" though no other is: rows
+    were shifted and the gap was filled. "" if not. Each item has the arrays of some rows."""
+    kinds: set[str] = set()
+    count = 0
+    for arrays in finals:
+        rows = _flat(arrays)
+        kinds.add("NaN" if np.isnan(rows).all() else "" if rows.any() else "0")
+        count += len(rows)
+        if kinds not in ({"NaN"}, {"0"}):
+            return ""
+    if count < 2 or (kinds == {"0"} and any(not _flat(a).any(axis=1).all() for a in observations)):
+        return ""
+    return kinds.pop()
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def said_blank(name: str, kind: str) -> str:
+    return (
+        f"{name} is {kind} at the end of every episode, as a shift leaves it: final observations "
+        "are unknown"
+        + (f"; columns=next_observation={name} takes them as they are" if kind == "0" else "")
+    )
+
+
+def check_final(name: str, final: Array, where: str) -> None:
+    """Raises `ImportRefused` for next observations at ends that are not finite."""
+    if final.dtype.kind == "f" and not np.isfinite(final).all():
+        raise ImportRefused(
+            f"{name[:100]} contains invalid numbers at the end of an episode",
+            expected="finite; or columns=next_observation= (final observations are unknown)",
+            got=f"NaN or infinite in {where}",
+        )
+
+
+def cure_of_step_type(names: Iterable[str]) -> str:
+    """What makes flags of dm_env's step_type; "" if none of the names is that."""
+    if "step_type" not in [name.lower() for name in names]:
+        return ""
+    return (
+        "; of dm_env's step_type: is_first = step_type == 0, is_last = step_type == 2, is_terminal "
+        "= is_last & (discount == 0)"
+    )
+
+
 def jumps(broken: int, why: str) -> str:
     """The warning that the next observation of `broken` steps is not the next row's."""
     return (
@@ -242,6 +293,20 @@ def warn_of_final_rows(
             f"{pluralize(unmarked, 'episode')} without is_last: the last row is taken for its "
             "final observation"
         )
+
+
+def check_rlds(firsts: Iterable[Array], lasts: Iterable[Array]) -> None:
+    """Refuse steps of Dreamer and dm_env, where action and reward of a row led to it. `firsts` has
+    actions and rewards of the first rows of episodes, `lasts` actions of the last."""
+    if any(array.any() for array in firsts) or not any(array.any() for array in lasts):
+        return
+    raise ImportRefused(
+        "an action may have led to the observation of its row (Dreamer, dm_env) or be taken after "
+        "it (RLDS): those of first rows are 0, those of rows with is_last are not",
+        expected="RLDS's order: numpy.roll(a, -1, axis=0) of actions and rewards if they led to "
+        "the row; action[is_last] = 0 if they are in this order already",
+        got="is_first, is_last and is_terminal",
+    )
 
 
 def warn_of_both(flags: Flags, ends: NDArray[np.int64], warnings: list[str]) -> None:
@@ -300,13 +365,23 @@ def check_masks(rows: Rows, columns: ColumnMap, marks: NDArray[np.bool_], flags:
     of the known ones are terminations."""
     used, exact = columns.used(), bool({"done", "first"} & flags.keys())
     for name in rows.columns:
-        if name.lower() not in MASKS or name in used or not rows.is_scalar(name):
+        if name.lower() not in (*MASKS, *VALID) or name in used or not rows.is_scalar(name):
             continue
         if {"not_done", "not_terminated"} & columns.given:
             continue
         try:
             zero = ~as_flags(name, rows.numbers_of(name))
         except ImportRefused:
+            continue
+        if name.lower() in VALID:
+            if bool(zero.any()) and not bool((zero & ~marks).any()):
+                raise ImportRefused(
+                    f"rows where {name} is 0 seem to be final observations, which are no steps",
+                    expected=f"flags of RLDS: is_last = {name} == 0, is_first = "
+                    "numpy.roll(is_last, 1), is_terminal = is_last where the episode terminated; "
+                    f"without {name} and {', '.join(columns.one(role) or '' for role in flags)}",
+                    got=f"{pluralize(int(zero.sum()), 'row')}, such as {int(zero.argmax())}",
+                )
             continue
         same = any(np.array_equal(zero, known) for known in (marks, *flags.values()))
         if exact and ("terminated" in flags or bool((zero & ~marks).any())):

@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 from server.imports.column_map import ColumnMap
 from server.imports.ends import (
     Flags,
+    blank,
+    check_final,
     check_inside,
     check_masks,
     ends_of_list,
@@ -42,6 +44,7 @@ from server.imports.ends import (
     listed_ends,
     out_of_order,
     read_flags,
+    said_blank,
     split_by_flags,
     terminated_at,
     warn_of_both,
@@ -162,6 +165,19 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
         check_sources(source, columns, final)
         if in_flags:
             infos["terminals"] = terminals
+    if next_obs is not None and not sure:
+        names = ",".join(next(iter(columns.arrays["next_observation"].values())))
+        if "next_observation" not in columns.given and (
+            kind := blank(
+                [[array[ends[:-1] if len(ends) > 2 else ends] for array in next_obs.values()]],
+                ([array[a:b] for array in obs.values()] for a, b in _blocks(source.rows)),
+            )
+        ):
+            warnings.append(said_blank(names, kind))
+            next_obs = None
+        else:
+            for array in next_obs.values():
+                check_final(names, array[ends], "the last row of an episode")
     warn_of_both(flags, ends, warnings)
     warn_of_done(flags, columns, warnings)
     if "terminated" not in flags and "done" not in flags and flags:

@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.imports.column_map import USUAL, ColumnMap, column_map
-from server.imports.ends import LISTS, read_flags, split_by_flags, warn_of_final_rows
+from server.imports.ends import (
+    LISTS,
+    check_rlds,
+    cure_of_step_type,
+    read_flags,
+    split_by_flags,
+    warn_of_final_rows,
+)
 from server.imports.episode_ids import SOURCE, factorized, split_by_ids
 from server.imports.raw_file import (
     Array,
@@ -44,6 +51,8 @@ D4RL = {
 NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
 """D4RL's names of what every file has."""
 PIECE = re.compile(r"(.+)_(\d{1,9})")
+POSITION, FILLED = ("ptr", "pos", "position", "_index"), ("size", "_size", "full")
+"""Names in replay buffers of the row that is written next, and of how many rows are."""
 MOST_UNREAD = 20
 
 
@@ -139,7 +148,13 @@ class RawFile:
             return (
                 f"; if the axes are [episodes, steps, …]: a.reshape({steps}, *a.shape[2:]) of each "
                 f"array and episode_ids = numpy.repeat(numpy.arange({rows}), {shape[1]})"
-                + (", with observations[:, :-1], and [:, 1:] as next_observations" if final else "")
+                + (
+                    ", with observations[:, :-1], and [:, 1:] as next_observations"
+                    if final
+                    else f"; if they are [steps, envs, …]: a.swapaxes(0, 1).reshape({steps}, "
+                    "*a.shape[2:]) of each array, and of episode_ids = d.cumsum(0) - d + "
+                    f"numpy.arange({shape[1]}) * {rows + 1}, where d is 1 where an episode ends"
+                )
             )
         if shape and 0 < (more := rows - shape[0]):
             return (
@@ -203,6 +218,7 @@ def read_arrays(
     first = next(iter(source.map.arrays["observation"].values()), ("",))[0]
     first_array = source.arrays.get(first)
     source.rows = 0 if first_array is None or not first_array.ndim else len(first_array)
+    _check_filled(source, arrays)
     _from_imitation(source)
     _from_rlds(source)
     unread = sorted(name for name in arrays if name not in {*source.arrays, *parts})
@@ -214,6 +230,50 @@ def read_arrays(
             role = "not_done" if 2 * source.arrays[name].sum() > source.rows else "done"
             more = f"; if {name[:80]} says where episodes end: columns={role}={name[:80]}"
         source.warnings.append(f"not read: {shown(unread, MOST_UNREAD)}{more}")
+
+
+def _check_filled(source: RawFile, members: Mapping[str, Member]) -> None:
+    """Refuse a replay buffer with rows that are not written, or that does not begin in its first
+    row; warn where rows at the end look as if nobody had written them."""
+    rows = source.rows
+    marks = {
+        name.lower(): int(member.read().reshape(-1)[0])
+        for name, member in members.items()
+        if name.lower() in POSITION + FILLED
+        and member.shape in ((), (1,))
+        and member.dtype.kind in "biu"
+    }
+    position, filled = (
+        next(((name, marks[name]) for name in names if name in marks), ("", -1))
+        for names in (POSITION, FILLED)
+    )
+    at, count = position[1], filled[1]
+    if filled[0] == "full":
+        count = rows if count else at
+    if 0 <= at <= rows and 0 < count <= rows and (count < rows or at % rows):
+        ordered = f"f[k][:{count}]" if count < rows else f"numpy.roll(f[k], -{at}, axis=0)"
+        raise ImportRefused(
+            f"{position[0]} and {filled[0]} say that this is a replay buffer "
+            + (
+                f"of which {count} rows are written" if count < rows else f"that begins in row {at}"
+            ),
+            expected="the rows in their order: f = numpy.load(FILE), or h5py.File(FILE); "
+            f"numpy.savez(NEW, **{{k: {ordered} for k in f if f[k].shape[:1] == ({rows},)}}); or "
+            f"a file without {position[0]} and {filled[0]}, if they say something else",
+            got=f"{rows} rows, {position[0]} = {position[1]}, {filled[0]} = {filled[1]}",
+        )
+    roles = [*source.map.arrays["observation"].values(), *source.map.arrays["action"].values()]
+    used = [source.arrays.get(name) for names in roles for name in names]
+    used.append(source.arrays.get(source.map.one("reward") or ""))
+    written = np.zeros(rows, np.bool_)
+    for array in used:
+        if array is not None and array.shape[:1] == (rows,):
+            written |= (array != 0).any(axis=tuple(range(1, array.ndim)))
+    if written.any() and (zeros := int(written[::-1].argmax())) > 1:
+        source.warnings.append(
+            f"the last {zeros} rows are 0 in observations, actions and rewards: if nobody has "
+            f"written them, leave them out (a[:-{zeros}] of each array)"
+        )
 
 
 def native(array: Array) -> Array:
@@ -228,6 +288,7 @@ def missing(role: str, source: RawFile) -> ImportRefused:
     none = "; columns=reward= if there is none" if role == "reward" else ""
     if role == "terminated":
         none = "; columns=terminated= if no episode was terminated"
+        none += cure_of_step_type(source.names)
     return ImportRefused(
         f"{name} is missing",
         expected=f"{', '.join(NAMES.values())}, terminals; or columns={role}=NAME, of the arrays "
@@ -336,6 +397,10 @@ def _from_rlds(source: RawFile) -> None:
             )
     reward = source.map.one("reward")
     rewards = None if reward is None else source.numbers_of(reward)
+    acted = [source.arrays[n] for names in source.map.arrays["action"].values() for n in names]
+    acted = [array for array in acted if array.shape[:1] == (source.rows,)]
+    every = acted if rewards is None else [*acted, rewards]
+    check_rlds((array[firsts] for array in every), (array[finals] for array in acted))
     warn_of_final_rows(flags, rewards, finals, source.warnings)
     observations = {n for names in source.map.arrays["observation"].values() for n in names}
     for name in [n for n, a in source.arrays.items() if a.ndim and len(a) == source.rows]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from server.imports.column_map import (
     Columns,
     array_key,
     column_map,
+    put,
 )
 from server.imports.hf_card import read_about
 from server.imports.named import About, Leaf
@@ -85,7 +86,11 @@ def reading(
             videos = Videos(archive, filmed, _fps(info), options, memory, max_rows)
         elif SPEC in archive.names and not options.columns:
             kept = Kept(archive, options, memory, max_rows)
-        preset = _columns(list(features)) if kept is None else kept.columns(list(features))
+        preset = (
+            _columns(list(features), options.columns)
+            if kept is None
+            else kept.columns(list(features))
+        )
         preset.element_names = {name: _names(feature) for name, feature in features.items()}
         if "reward" not in preset.single:
             options = replace(options, columns=("reward=", *options.columns))
@@ -293,8 +298,9 @@ def _names(feature: dict[str, Any]) -> Columns:
     return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
 
-def _columns(features: list[str]) -> ColumnMap:
-    """The roles that LeRobot's names of features have."""
+def _columns(features: list[str], options: Sequence[str] = ()) -> ColumnMap:
+    """The roles that LeRobot's names of features have, without arrays that `options` choose."""
+    given = {text.partition("=")[0].partition("/")[0] for text in options}
     found = ColumnMap()
     known = {*OWN, *ROLES.values()}
     for role, default in (("observation", DEFAULT_OBSERVATION), ("action", DEFAULT_ACTION)):
@@ -303,9 +309,10 @@ def _columns(features: list[str]) -> ColumnMap:
         known |= {*names}
         for name in names:
             key = array_key(name.partition(".")[2]) if len(names) > 1 else default
-            found.arrays[role][key or default] = (name,)
-    for name in (n for n in features if n not in known):
-        found.arrays["info"][array_key(name)] = (name,)
+            if role not in given:
+                put(found.arrays[role], role, key or default, (name,))
+    for name in (n for n in features if n not in known and "info" not in given):
+        put(found.arrays["info"], "info", array_key(name), (name,))
     found.single = {role: name for role, name in ROLES.items() if name in features}
     return found
 

@@ -27,12 +27,13 @@ import pyarrow.parquet
 from server.imports.archive import Archive
 from server.imports.images import pixels
 from server.imports.minari_metadata import COLUMNS, METADATA, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join
+from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
     check_size,
+    same_name,
     why_dropped,
 )
 from stepwell._plural import pluralize
@@ -157,7 +158,7 @@ class ArrowEpisodes:
                 if leaf is not None and leaf.kind != "numbers":
                     why = why or "not plain numbers"
             if leaf is not None and not why:
-                here[top][key] = leaf
+                put(here[top], key, leaf, self.layout.dropped if top == "infos" else None)
             elif top == "infos":
                 self.layout.dropped[key] = why
             else:
@@ -215,7 +216,10 @@ def _flat(path: str, field: pa.Field, values: Any, level: int) -> dict[str, Colu
         raise ImportRefused(f"{path[:200]} is nested too deep", expected=f"≤ {MAX_LEVELS} levels")
     found: dict[str, Column] = {}
     for child, below in zip(values.type, values.flatten(), strict=True):
-        found |= _flat(f"{path}/{child.name.replace('/', '_')}", child, below, level + 1)
+        members = _flat(f"{path}/{child.name.replace('/', '_')}", child, below, level + 1)
+        for name in found.keys() & members.keys():
+            raise same_name(name, f"{path}/{child.name}", name, "other names in the file")
+        found |= members
     return found
 
 

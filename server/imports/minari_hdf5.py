@@ -22,7 +22,7 @@ import numpy as np
 from server.imports.hdf5 import check_flat, check_place, first_line, unknown_filter
 from server.imports.images import JPEG, pixels
 from server.imports.minari_metadata import COLUMNS, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join
+from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -184,7 +184,7 @@ class Hdf5Episodes:
                 if top == "infos" and leaf is not None and leaf.kind != "numbers":
                     why = why or "not plain numbers"
                 if leaf is not None and not why:
-                    here[top][key] = leaf
+                    put(here[top], key, leaf, layout.dropped if top == "infos" else None)
                     continue
                 if top == "infos":
                     layout.dropped[key] = why

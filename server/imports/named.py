@@ -23,6 +23,7 @@ from server.imports.raw_file import (
     ImportOptions,
     ImportRefused,
     Reading,
+    same_name,
 )
 from server.imports.spec import (
     action_space,
@@ -106,6 +107,7 @@ class Layout:
         infos: dict[str, Leaf],
     ) -> None:
         """One more episode; raises `ImportRefused` if its arrays differ from those before it."""
+        infos = {key: leaf for key, leaf in infos.items() if key not in self.dropped}
         if not self.episodes:
             self.observations, self.actions, self.infos = observations, actions, infos
         for what, known, here in (
@@ -234,6 +236,17 @@ def join(key: str, part: str) -> str:
     """A name that a spec allows: other characters, such as spaces, become "_"."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", part)
     return f"{key}/{name}" if key else name
+
+
+def put(leaves: dict[str, Any], key: str, leaf: Any, dropped: dict[str, str] | None = None) -> None:
+    """Add a leaf by its name. Of infos that have one name all go into `dropped`; others raise
+    `ImportRefused`."""
+    if key in leaves:
+        error = same_name(key, leaves[key].path, leaf.path, "other names in the file")
+        if dropped is None:
+            raise error
+        dropped[key] = error.detail
+    leaves[key] = leaf
 
 
 def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> Iterator[Trajectory]:

@@ -54,7 +54,7 @@ class ImportOptions:
     observation: str = ""
     """"" (derived from the data), "box" or "discrete:N"."""
     action: str = ""
-    """"" (derived from the data), "box" or "discrete:N"."""
+    """"" (derived from the data), "box", "discrete:N" or "discrete:N:START"."""
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     max_steps: int = 0
@@ -141,6 +141,14 @@ def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = No
     if dtype is not None and not plain(dtype):
         return f"not plain numbers ({str(dtype)[:60]})"
     return ""
+
+
+def same_name(key: str, first: str, second: str, cure: str) -> ImportRefused:
+    """The refusal of two arrays whose names become one in a spec."""
+    return ImportRefused(
+        f"{first[:100]} and {second[:100]} would both be named {key[:100]}",
+        expected=f"{cure}; characters other than A-Z, a-z, 0-9 and _ become _",
+    )
 
 
 def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:

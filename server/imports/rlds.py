@@ -25,7 +25,7 @@ import numpy as np
 from server.imports import named
 from server.imports.archive import Archive
 from server.imports.images import JPEG, pixels
-from server.imports.named import TEXT, About, Declared, Layout, Leaf, join
+from server.imports.named import TEXT, About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -161,7 +161,9 @@ class RldsEpisodes:
             if why:
                 self.layout.dropped[key] = why
             else:
-                found[role][key] = feature
+                put(found[role], key, feature, self.layout.dropped if role == "info" else None)
+        kept = found["info"].items()
+        found["info"] = {key: one for key, one in kept if key not in self.layout.dropped}
         for role in defaults:
             if not found[role]:
                 raise ImportRefused(

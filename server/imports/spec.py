@@ -5,7 +5,8 @@ Observations   floats: a Box without bounds, float64 converted to float32 (agent
                as `?observation=discrete:M` or `metadata/discrete_observations = M` says; other
                uint8: a Box 0 … 255; other integers: an unbounded Box of their type;
                `?observation=box` is always a Box
-Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete;
+Actions        integers [N] or [N, 1]: Discrete(largest + 1), from another number than 0 with
+               `?action=discrete:N:START`; integers [N, A]: MultiDiscrete;
                booleans: Discrete(2), and MultiBinary [N, A], since a policy's 0.3 would be
                neither; whole numbers stored as floats: only with `?action=discrete:N`, since a
                robot may move by 1.0; other floats: a Box with guessed bounds: ±1 where all within
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -361,15 +363,23 @@ def observation_space(
 def action_space(actions: Array, options: ImportOptions, warnings: list[str]) -> Space:
     kind, _, count = options.action.partition(":")
     if kind == "discrete":
-        return Discrete(_count("action", count))
+        count, _, start = count.partition(":")
+        if start and re.fullmatch(r"-?\d{1,9}", start) is None:
+            raise ImportRefused(
+                "?action=discrete:N:START", expected="a whole number as START", got=start[:50]
+            )
+        return Discrete(_count("action", count), int(start or 0))
     if kind not in ("", "box"):
-        raise ImportRefused("?action=", expected="box or discrete:N", got=options.action[:50])
+        raise ImportRefused(
+            "?action=", expected="box or discrete:N[:START]", got=options.action[:50]
+        )
     if actions.dtype.kind in "iu" and kind == "":
         return _whole(actions)
     if actions.dtype.kind == "b" and kind == "" and actions.ndim <= 2:
         size = actions[0].size
         return Discrete(2) if size == 1 else MultiBinary(size)
-    shape, flat = actions.shape[1:] or (1,), actions.reshape(len(actions), -1)
+    flat = actions.reshape(len(actions), -1)
+    shape = actions.shape[1:] if flat.shape[1] > 1 else (1,)
     return Box(shape, "float32", *_bounds(flat, options, warnings))
 
 
@@ -385,9 +395,12 @@ def _whole(actions: Array) -> Space:
     flat = actions.reshape(len(actions), -1)
     low, high = int(flat.min()), flat.max(axis=0)
     if low < 0 or int(high.max()) >= MAX_DISCRETE:
+        count = int(high.max()) - low + 1
+        choices = flat.shape[1] == 1 and count <= MAX_DISCRETE
         raise ImportRefused(
             "integer actions are not small choices",
-            expected=f"0 … {MAX_DISCRETE - 1}, or ?action=box",
+            expected=f"0 … {MAX_DISCRETE - 1}, or ?action=box"
+            + (f", or ?action=discrete:{count}:{low} if they are {count} choices" * choices),
             got=f"{low} … {int(high.max())}",
         )
     if flat.shape[1] == 1:
@@ -445,7 +458,7 @@ def cast(name: str, array: Array, space: Space) -> Array:
     if flat and math.prod(array.shape[1:]) == math.prod(space.shape):
         array = array.reshape(rows, *space.shape)  # a spec has them flat
     if array.shape[1:] != space.shape:
-        if array.shape[1:] not in ((), (1,)) or space.shape not in ((), (1,)):
+        if math.prod(array.shape[1:]) != 1 or math.prod(space.shape) != 1:
             raise ImportRefused(
                 f"{name} has another shape than the dataset",
                 expected=list(space.shape),

@@ -22,10 +22,15 @@ from numpy.typing import NDArray
 from server.imports.column_map import FILE, USUAL, ColumnMap, Columns, element_names
 from server.imports.ends import (
     ROLES,
+    blank,
+    check_final,
     check_inside,
+    check_rlds,
+    cure_of_step_type,
     jumps,
     out_of_order,
     read_flags,
+    said_blank,
     split_by_flags,
     terminated_at,
     warn_of_both,
@@ -124,6 +129,15 @@ class TableEpisodes:
             return 0
         reward = self.columns.one("reward")
         rewards = None if reward is None else self._steps_of(reward)
+        acted = [
+            self._read(names, "numbers", number)
+            for names in self.columns.arrays["action"].values()
+            if kind_of(self._type(names[0])) == "numbers"
+            for number in range(len(self._ends))
+        ]
+        every = [array[:1] for array in acted]
+        every += [] if rewards is None else [rewards[self._starts]]
+        check_rlds(every, (array[-1:] for array in acted))
         warn_of_final_rows(self._flags, rewards, self._ends, self.layout.warnings)
         kept = self._ends > self._starts
         self._starts, self._ends = self._starts[kept], self._ends[kept] - 1
@@ -175,6 +189,8 @@ class TableEpisodes:
         last = array[-1:]
         if role == "observation" and self._final:
             last = self._last(leaf, number)
+            name = self.columns.arrays["next_observation"][leaf.path.partition("/")[2]][0]
+            check_final(name, last, f"episode {self._names[number]}")
         return np.concatenate([array, last])
 
     def about(self, number: int) -> About:
@@ -414,6 +430,19 @@ class TableEpisodes:
         if shifted and leaves:
             self.layout.warnings.append("next_observation is the shifted rows")
             return False
+        every = range(len(self._ends))
+        if leaves and "next_observation" not in self.columns.given:
+            kind = blank(
+                ([self._last(leaf, n) for leaf in leaves] for n in every),
+                (
+                    [self._read(self._leaves[leaf.path], "numbers", n) for leaf in leaves]
+                    for n in every
+                ),
+            )
+            if kind:
+                name = ",".join(next(iter(following.values())))
+                self.layout.warnings.append(said_blank(name, kind))
+                return False
         self._warn_of_jumps(leaves)
         return True
 
@@ -468,6 +497,7 @@ def missing(role: str, table: Table) -> ImportRefused:
             got=shown(table.columns),
         )
     none = "; columns=reward= if there is none" if role == "reward" else ""
+    none += cure_of_step_type(table.columns) if role.startswith("episode") else ""
     return ImportRefused(
         f"no column is known to be the {role}",
         expected=f"columns={role.split()[0]}=NAME, of the columns of the file{none}",

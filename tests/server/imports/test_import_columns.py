@@ -595,3 +595,20 @@ def test_rewards_of_one_length_are_those_of_episodes(tmp_path: Path) -> None:
     }
     _, got = read(write(tmp_path / "a.parquet", made))
     assert [t.rewards.tolist() for t in got] == [[1, 2], [3, 4]]
+
+
+def test_names_that_become_one_are_refused_with_the_cure(tmp_path: Path) -> None:
+    """Guessed or given, only "not read" was said of one."""
+    made = {"episode": [0, 0], "reward": [0.0, 1.0], "action": [0, 1]}
+    parts = pa.array([{"joint-1": 1.0, "joint_1": 2.0}] * 2)
+    path = write(tmp_path / "t.parquet", made | {"observation": parts})
+    with pytest.raises(
+        ImportRefused, match=r"observation\.joint-1 and observation\.joint_1"
+    ) as why:
+        read(path)
+    assert "columns=observation/NAME=COLUMN for each" in why.value.expected
+    given = ("observation/a=observation.joint-1", "observation/{}=observation.joint_1")
+    with pytest.raises(ImportRefused, match="would both be named observation/a"):
+        read(path, given[0], given[1].format("a"))
+    found, _ = read(path, given[0], given[1].format("b"))
+    assert {*found.spec.observations} == {"a", "b"}

@@ -19,7 +19,7 @@ from server.imports import flat, parquet
 from server.imports.column_map import USUAL
 from server.imports.parser import recognised
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
-from stepwell import Box, EnvSpec, MultiDiscrete
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.trajectory import Trajectory
 
 from .conftest import Importing
@@ -932,3 +932,163 @@ def test_a_column_that_is_an_info_has_its_usual_role_too(read: Read, kind: str) 
     check_four(got)
     assert got[1].rewards.tolist() == got[1].infos["x"][:-1].tolist() == list(range(10, 20))
     assert np.array_equal(got[1].infos["angle"][:10], got[1].obs["observation"][:10])
+
+
+@FLAT
+@pytest.mark.parametrize(
+    ("marks", "at"),
+    [
+        ({"ptr": ROWS, "size": ROWS, "max_size": ROWS + 3}, 0),
+        ({"pos": np.array([ROWS]), "full": np.array([False])}, 0),
+        ({"pos": 2, "full": True}, 2),
+        ({"_index": 2, "_size": ROWS}, 2),
+    ],
+)
+def test_replay_buffers_are_refused_with_the_line_that_orders_them(
+    read: Read, kind: str, marks: Arrays, at: int
+) -> None:
+    def stored(array: np.ndarray) -> np.ndarray:
+        if at:
+            return np.roll(array, at, axis=0)
+        return np.concatenate([array, np.zeros((3, *array.shape[1:]), array.dtype)])
+
+    made = {name: stored(array) for name, array in arrays(timeouts=ENDS & ~TERMINALS).items()}
+    with pytest.raises(ImportRefused, match="replay buffer") as caught:
+        read(kind, made | marks)
+    line = caught.value.expected.partition("numpy.savez(NEW, **")[2].partition("); or")[0]
+    fixed = eval(line, {"f": made | {k: np.array(v) for k, v in marks.items()}, "numpy": np})
+    check_four(read(kind, fixed)[1])
+    whole = arrays(timeouts=ENDS & ~TERMINALS)
+    for fine in ({"ptr": 0, "size": ROWS}, {"pos": ROWS, "full": False}, {"size": 7}, {"ptr": 7}):
+        check_four(read(kind, whole | fine)[1])
+
+
+@FLAT
+def test_rows_at_the_end_that_nobody_wrote_are_said(read: Read, kind: str) -> None:
+    made = arrays(timeouts=ENDS & ~TERMINALS)
+    longer = {k: np.concatenate([a, np.zeros((3, *a.shape[1:]), a.dtype)]) for k, a in made.items()}
+    assert any("the last 3 rows are 0" in line for line in read(kind, longer)[0].warnings)
+    assert not any("rows are 0" in line for line in read(kind, made)[0].warnings)
+
+
+def shifted(fill: float, ends: np.ndarray = ENDS) -> Arrays:
+    """The next row as next observation, and `fill` at ends."""
+    made = arrays(timeouts=ENDS & ~TERMINALS)
+    following = np.roll(made["observations"], -1, axis=0)
+    return made | {"next_observations": np.where(ends[:, None], np.float32(fill), following)}
+
+
+@EVERY
+@pytest.mark.parametrize("fill", [0.0, np.nan])
+def test_final_observations_that_a_shift_left_empty_are_unknown(
+    read: Read, kind: str, fill: float
+) -> None:
+    found, got = read(kind, shifted(fill))
+    check_four(got)
+    assert not any(t.final_obs_valid for t in got)
+    assert any("at the end of every episode, as a shift leaves it" in w for w in found.warnings)
+    if fill == 0:
+        _, kept = read(kind, shifted(0), "next_observation=next_observations")
+        assert all(t.final_obs_valid and not t.obs["observation"][-1].any() for t in kept)
+        made = shifted(0)
+        made["observations"][3] = made["next_observations"][2] = 0
+        assert all(t.final_obs_valid for t in read(kind, made)[1]), "zeros are observations here"
+    assert all(t.final_obs_valid for t in read(kind, shifted(7.0))[1])
+
+
+@EVERY
+def test_final_observations_that_are_nan_are_refused_with_the_cure(read: Read, kind: str) -> None:
+    with pytest.raises(ImportRefused, match="next_observations contains invalid") as caught:
+        read(kind, shifted(np.nan, TERMINALS))
+    assert "columns=next_observation=" in caught.value.expected
+    check_four(read(kind, shifted(np.nan, TERMINALS), "next_observation=")[1])
+
+
+@EVERY
+def test_actions_that_led_to_their_row_are_refused_with_both_readings(
+    read: Read, kind: str
+) -> None:
+    """The second row has the first action and its reward, as Dreamer writes them."""
+    first, last = np.roll(ENDS, 1), ENDS
+    values = np.where(first, 0, np.arange(ROWS)).astype(np.float32)
+    made = arrays(
+        terminals=None, is_first=first, is_last=last, is_terminal=TERMINALS,
+        actions=values[:, None], rewards=values,
+    )  # fmt: skip
+    with pytest.raises(ImportRefused, match="may have led to") as caught:
+        read(kind, made)
+    assert "numpy.roll(a, -1, axis=0)" in caught.value.expected
+    rolled = {name: np.roll(made[name], -1, axis=0) for name in ("actions", "rewards")}
+    _, (got, *_) = read(kind, made | rolled)
+    assert got.actions["action"].ravel().tolist() == got.rewards.tolist() == [*range(1, 10)]
+    assert "action[is_last] = 0" in caught.value.expected
+    _, (got, *_) = read(kind, made | {"actions": np.where(last[:, None], 0, made["actions"])})
+    assert got.rewards.tolist() == [*range(9)]
+
+
+@FLAT
+def test_arrays_of_steps_by_environments_are_refused_with_the_cure(read: Read, kind: str) -> None:
+    """[T, E, …]: what the refusal says keeps environments and episodes apart."""
+    made = arrays(dones=ENDS, terminals=None)
+    made = {name: a.reshape(2, 20, *a.shape[1:]).swapaxes(0, 1) for name, a in made.items()}
+    with pytest.raises(ImportRefused, match="wrong length") as caught:
+        read(kind, made)
+    said = caught.value.expected
+    assert "[steps, envs, …]: a.swapaxes(0, 1).reshape(40, *a.shape[2:]) of each array" in said
+    line = said.rpartition("episode_ids = ")[2].partition(", where")[0]
+    made["episode_ids"] = eval(line, {"d": made["dones"].astype(int), "numpy": np})
+    flat = {name: a.swapaxes(0, 1).reshape(40, *a.shape[2:]) for name, a in made.items()}
+    _, got = read(kind, flat)
+    assert [t.rewards.tolist() for t in got] == np.arange(ROWS).reshape(4, 10).tolist()
+
+
+@FLAT
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_actions_of_one_element_have_any_shape(read: Read, kind: str, dtype: Any) -> None:
+    actions = np.arange(ROWS).reshape(ROWS, 1, 1).astype(dtype)
+    found, got = read(kind, arrays(actions=actions, timeouts=ENDS & ~TERMINALS))
+    assert found.spec.actions["action"].shape == (() if dtype == np.int64 else (1,))
+    assert np.concatenate([t.actions["action"].ravel() for t in got]).tolist() == [*range(ROWS)]
+
+
+@FLAT
+def test_choices_from_another_number_are_refused_with_the_option(read: Read, kind: str) -> None:
+    made = arrays(actions=np.arange(ROWS) % 3 - 1, timeouts=ENDS & ~TERMINALS)
+    with pytest.raises(ImportRefused, match="not small choices") as caught:
+        read(kind, made)
+    assert "?action=discrete:3:-1 if they are 3 choices" in caught.value.expected
+    found, got = read(kind, made, action="discrete:3:-1")
+    assert found.spec.actions["action"] == Discrete(3, -1)
+    assert got[0].actions["action"][:4].tolist() == [-1, 0, 1, -1]
+    with pytest.raises(ImportRefused, match="discrete:N:START"):
+        read(kind, made, action="discrete:3:x")
+
+
+@EVERY
+def test_step_type_is_refused_with_the_flags_to_make_of_it(read: Read, kind: str) -> None:
+    step_type = np.where(ENDS, 2, np.where(np.roll(ENDS, 1), 0, 1))
+    made = arrays(terminals=None, step_type=step_type)
+    for given in ((), ("done=step_type",)):
+        with pytest.raises(ImportRefused) as caught:
+            read(kind, made, *given)
+        assert "is_first = step_type == 0, is_last = step_type == 2" in caught.value.expected
+    flags = {"is_first": step_type == 0, "is_last": ENDS, "is_terminal": TERMINALS}
+    assert [len(t) for t in read(kind, made | flags)[1]] == [9] * 4
+
+
+@EVERY
+@pytest.mark.parametrize("both", [True, False])
+def test_valids_that_mark_final_observations_are_refused_with_the_cure(
+    read: Read, kind: str, both: bool
+) -> None:
+    """OGBench sets terminals at the last step and at the final observation."""
+    marks = ENDS | np.roll(ENDS, -1) if both else ENDS
+    made = arrays(terminals=marks, valids=(~ENDS).astype(np.float32))
+    with pytest.raises(ImportRefused, match="seem to be final observations") as caught:
+        read(kind, made)
+    assert "is_last = valids == 0" in caught.value.expected
+    assert "without valids and terminals" in " ".join(caught.value.expected.split())
+    cured = {"is_last": ENDS, "is_first": np.roll(ENDS, 1), "is_terminal": ENDS & False}
+    _, got = read(kind, arrays(terminals=None) | cured)
+    assert [(len(t), t.final_obs_valid) for t in got] == [(9, True)] * 4
+    check_four(read(kind, arrays(timeouts=ENDS & ~TERMINALS, valid=np.ones(ROWS)))[1])

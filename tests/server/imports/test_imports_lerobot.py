@@ -322,3 +322,16 @@ def test_through_the_service(importing: Any, tmp_path: Path) -> None:
         job = importing.run(packed, "robots", format="zip")
     assert job.state == "succeeded", job
     assert (job.result["format"], job.result["trajectories"]) == ("lerobot", 3)
+
+
+@pytest.mark.parametrize("role", ["observation", "info"])
+def test_names_that_become_one_are_refused_with_the_cure(tmp_path: Path, role: str) -> None:
+    before = "observation." if role == "observation" else ""
+    first, second = f"{before}joint-1", f"{before}joint_1"
+    folder = made(tmp_path / "set", **{first: np.zeros(ROWS), second: np.ones(ROWS)})
+    with pytest.raises(ImportRefused, match=f"{first} and {second} would both be named") as caught:
+        read(folder)
+    assert f"columns={role}/NAME=COLUMN for each" in caught.value.expected
+    found, (got, *_) = read(folder, f"{role}/a={first}", f"{role}/b={second}")
+    assert {*(found.spec.observations if role == "observation" else found.spec.infos)} == {"a", "b"}
+    assert (got.obs if role == "observation" else got.infos)["b"].all()

@@ -512,3 +512,16 @@ def test_a_minari_file_is_recognised_and_stored_once(importing: Any, tmp_path: P
         "select env, seed, split_part(source, ':', 1) from trajectories"
         " where dataset = 'from-minari' order by seq"
     ) == [["Maze-v3", 7, "minari"], ["Maze-v3", 8, "minari"]]
+
+
+@pytest.mark.parametrize("names", [("joint-1", "joint_1"), ("温度", "湿度")])
+def test_names_that_become_one_are_refused_with_both(read: Any, names: tuple[str, str]) -> None:
+    """One of the two arrays was lost. Of infos, both are left out."""
+    arrays = {f"observations/{name}": np.zeros((4, 1)) for name in names}
+    with pytest.raises(ImportRefused, match="would both be named") as caught:
+        read([episode(3, observations=None) | arrays])
+    assert all(f"observations/{name}" in caught.value.detail for name in names)
+    infos = {f"infos/{name}": np.zeros(4) for name in names} | {"infos/x": np.zeros(4)}
+    found, _ = read([episode(3) | infos] * 2)
+    assert {*found.spec.infos} == {"x"}
+    assert all(any(f"infos/{name}" in line for line in found.warnings) for name in names)

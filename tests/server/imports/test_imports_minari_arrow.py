@@ -291,3 +291,13 @@ def test_an_episode_of_zero_steps_is_left_out_and_counted(read: Read, kind: str)
     assert "1 episode without a step left out" in found.warnings
     with pytest.raises(ImportRefused, match="no episode has a step"):
         read(kind, [empty])
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("names", [("joint-1", "joint_1"), ("joint/1", "joint_1")])
+def test_names_that_become_one_are_refused_with_both(
+    read: Read, kind: str, names: tuple[str, str]
+) -> None:
+    two = episode(2) | {"observations": struct(**dict.fromkeys(names, pa.array([0.0, 1, 2])))}
+    with pytest.raises(ImportRefused, match="would both be named"):
+        read(kind, [two])

@@ -434,3 +434,15 @@ def test_flags_of_any_type_and_nothing_else(tmp_path: Path, dtype: str) -> None:
     assert read_terminal(1) is True and read_terminal(0) is False
     with pytest.raises(ImportRefused, match="is_terminal does not contain flags"):
         read_terminal(2)
+
+
+def test_names_that_become_one_are_refused_with_both(read: Read) -> None:
+    names = ("joint-1", "joint_1")
+    infos = {f"steps/{name}": np.zeros(4, np.float32) for name in names}
+    found, _ = read(episode(4) | infos, steps=STEPS | scalars(*names, dtype="float32"))
+    assert not found.spec.infos
+    assert any("joint-1 and joint_1 would both be named" in line for line in found.warnings)
+    two = {"featuresDict": {"features": scalars(*names, dtype="float32")}}
+    arrays = {f"steps/observation/{name}": np.zeros(4, np.float32) for name in names}
+    with pytest.raises(ImportRefused, match="would both be named"):
+        read(episode(4, observation=None) | arrays, steps=STEPS | {"observation": two})
