@@ -68,7 +68,16 @@ class Member:
         if texts and h5py.check_string_dtype(self.dataset.dtype) is not None:
             return np.asarray(self.dataset.asstr(errors="replace")[()])
         check_dtype(self.name[:200], self.dataset.dtype)
-        return np.asarray(self.dataset[()])
+        array = np.asarray(self.dataset[()])
+        if why := _packed(self.dataset, array):
+            raise ImportRefused(
+                f"{self.name[:200]} is packed, as netCDF does it: the attribute {why} changes its "
+                "numbers",
+                expected="the numbers themselves, as xarray.open_dataset(FILE) has them (it calls "
+                "decode_cf); without this attribute if it means something else",
+                got=f"{array.dtype} {list(array.shape)}",
+            )
+        return array
 
 
 def read(
@@ -220,6 +229,17 @@ def unknown_filter(dataset: h5py.Dataset) -> int | None:
     plist = dataset.id.get_create_plist()
     codes = (plist.get_filter(number)[0] for number in range(plist.get_nfilters()))
     return next((int(code) for code in codes if code not in FILTERS), None)
+
+
+def _packed(dataset: h5py.Dataset, array: Array) -> str:
+    """The attribute of netCDF by which the numbers are others than those stored; "" for none."""
+    for name, neutral in (("scale_factor", 1), ("add_offset", 0)):
+        if name in dataset.attrs and not bool(np.all(dataset.attrs[name] == neutral)):
+            return name
+    for name in ("_FillValue", "missing_value"):
+        if name in dataset.attrs and bool(np.isin(array, dataset.attrs[name]).any()):
+            return name
+    return ""
 
 
 def _described(dataset: h5py.Dataset) -> bool:

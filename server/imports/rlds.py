@@ -162,8 +162,6 @@ class RldsEpisodes:
                 self.layout.dropped[key] = why
             else:
                 put(found[role], key, feature, self.layout.dropped if role == "info" else None)
-        kept = found["info"].items()
-        found["info"] = {key: one for key, one in kept if key not in self.layout.dropped}
         for role in defaults:
             if not found[role]:
                 raise ImportRefused(

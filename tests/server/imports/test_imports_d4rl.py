@@ -513,3 +513,28 @@ def test_a_group_for_each_episode_is_refused_with_the_lines_that_send_them(
     assert (len(made), len(made[0]), made[1].terminated) == (600, 3, True)
     assert made[0].total_reward == (3 if several else 0)
     assert list(made[0].obs) == (["arm"] if several else ["observation"])
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"scale_factor": 0.1}, {"add_offset": 5.0}, {"_FillValue": np.int16(-999)}],
+)
+def test_arrays_that_netcdf_packed_are_refused_with_the_cure(
+    tmp_path: Path, attributes: dict[str, Any]
+) -> None:
+    path = tmp_path / "packed.hdf5"
+    with h5py.File(path, "w") as file:
+        for name, array in table(6, terminals=[5]).items():
+            file[name] = array
+        del file["observations"]
+        file["observations"] = np.arange(12, dtype=np.int16).reshape(6, 2)
+        file["observations"][1, 0] = -999
+        file["observations"].attrs.update(attributes)
+    with path.open("rb") as opened, pytest.raises(ImportRefused, match="is packed") as caught:
+        hdf5.read(opened, path.stat().st_size, 1 << 20)
+    assert "xarray.open_dataset(FILE)" in caught.value.expected
+    neutral = {"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": np.int16(-5)}
+    with h5py.File(path, "a") as file:
+        file["observations"].attrs.update(neutral)
+    with path.open("rb") as opened:
+        hdf5.read(opened, path.stat().st_size, 1 << 20)
