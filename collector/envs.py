@@ -53,6 +53,7 @@ from stepwell.spaces import (
     unnamed,
     why_outside,
 )
+from stepwell.trajectory import refuse_masked
 from stepwell.vocabulary import Vocabulary
 
 Env = gymnasium.Env[Any, Any]
@@ -326,6 +327,7 @@ class Interface:
         """Convert the flags of one step, whatever gymnasium lets pass, to bools. Raises
         `BrokenEnv`."""
         try:
+            refuse_masked("terminated or truncated", [terminated, truncated])
             ends = [
                 as_bool(name, flag, end=True)
                 for name, flag in (("terminated", terminated), ("truncated", truncated))
@@ -340,6 +342,7 @@ class Interface:
         if flags is None:
             flags = np.zeros(n, np.bool_)
         try:
+            refuse_masked(name, flags)
             found = as_bools(name, flags, end=True)
             if found.size != n:
                 raise InvalidTrajectory(name, expected=f"{n} flags", got=describe(flags))
@@ -681,7 +684,9 @@ def _narrower(ours: Space, theirs: Space) -> str:
 
 
 def _numbers(value: Any, dtype: Any) -> Array:
-    """A copy in `dtype`. Raises TypeError for a text, of which numpy would make a number."""
+    """A copy in `dtype`. Raises TypeError for a text, of which numpy would make a number, and
+    `InvalidTrajectory` for masked elements."""
+    refuse_masked("value", value)
     given = np.asarray(value)
     if given.dtype.kind not in "biufO":
         raise TypeError(f"{describe(value)} is no number")
@@ -722,5 +727,6 @@ def _flat(space: gym_spaces.Space[Any], value: Any) -> Any:
     is."""
     if not isinstance(space, gym_spaces.MultiDiscrete | gym_spaces.MultiBinary):
         return value
+    refuse_masked("value", value)
     array = np.asarray(value)
     return array.reshape(-1) if array.shape == space.shape else value

@@ -19,7 +19,7 @@ import numpy as np
 from stepwell.flags import as_bool
 from stepwell.metadata import MAX_NAME
 from stepwell.spaces import Array, EnvSpec
-from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
+from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id, refuse_masked
 
 BROKEN = "broken"
 """Tag: the environment failed after the last transition."""
@@ -282,9 +282,10 @@ class EpisodeRecorder:
 
     def _note(self, name: str, value: Any) -> None:
         try:
+            refuse_masked(name, value)
             numbers = np.asarray(value, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError, OverflowError):
-            return  # a text or an object
+            return  # a text, an object or masked
         for i, number in enumerate(numbers.tolist()):
             label = (name if len(numbers) == 1 else f"{name}/{i}")[:128]
             accepted = label in self._metrics or len(self._metrics) < _MAX_METRICS
@@ -295,6 +296,7 @@ class EpisodeRecorder:
 def _flag(value: Any, fallback: bool | None) -> bool | None:
     """The last of the flags in `value`; `fallback` if there is none."""
     try:
+        refuse_masked("success", value)
         return as_bool("success", np.asarray(value).reshape(-1)[-1:])
     except (ValueError, TypeError):  # InvalidTrajectory among them
         return fallback

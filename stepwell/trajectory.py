@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
-from stepwell.flags import as_bool, as_bools
+from stepwell.flags import as_bool, as_bools, describe
 from stepwell.metadata import TrajectoryMetadata
 from stepwell.rounding import rounded, warn
 from stepwell.spaces import (
@@ -101,6 +101,10 @@ class Trajectory:
                     " one itself",
                     got=_describe(named),
                 )
+            for key, array in named.items():
+                refuse_masked(f"{what}[{key}]", array)
+        refuse_masked("rewards", self.rewards)
+        refuse_masked("action_known", self.action_known)
         if not self.obs:
             raise InvalidTrajectory("obs", expected="at least one named array", got="none")
         if not self.actions:
@@ -208,6 +212,7 @@ class Trajectory:
             }
         if final_obs_valid is None:
             final_obs_valid = not missing_last
+        refuse_masked("action_known", action_known)
         try:
             description = TrajectoryMetadata(**metadata)
         except TypeError as error:
@@ -347,6 +352,7 @@ def _cast(key: str, array: Array, space: Space) -> Array:
 
 def _array(name: str, raw: Any) -> Array:
     """Convert numbers to an array. Raises `InvalidTrajectory` if numpy cannot."""
+    refuse_masked(name, raw)
     try:
         array = np.asarray(raw)
         if array.dtype.kind not in "biuf":
@@ -356,6 +362,22 @@ def _array(name: str, raw: Any) -> Array:
         raise InvalidTrajectory(
             name, expected="numbers in rows of equal shape", got=_describe(raw)
         ) from None
+    except RuntimeError as error:  # of a tensor that needs gradients
+        raise InvalidTrajectory(
+            name, expected="numbers without gradients (tensor.detach())", got=str(error)
+        ) from None
+
+
+def refuse_masked(name: str, raw: Any) -> None:
+    """Raise `InvalidTrajectory` for an array with masked elements, or a list that has one: numpy
+    converts them to the values beneath the mask."""
+    for array in raw if isinstance(raw, list | tuple) else (raw,):
+        if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+            raise InvalidTrajectory(
+                name,
+                expected="no masked elements (array.filled(value) gives them a value)",
+                got=describe(array),
+            )
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -368,6 +390,7 @@ def _repeat_last(array: Array) -> Array:
 
 
 def _end_flag(name: str, value: Any, steps: int) -> bool:
+    refuse_masked(name, value)
     flags = as_bools(name, value, end=True).reshape(-1)
     if len(flags) == 1:  # of the last step, or of the whole
         return bool(flags[0])

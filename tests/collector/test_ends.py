@@ -473,6 +473,40 @@ def test_a_seed_that_cannot_be_stored_loses_no_episode(
     assert info.seed is None and info.tags == []
 
 
+MASKED = np.ma.array([1.0, 0.0], mask=[False, True])
+
+
+def test_masked_elements_are_refused() -> None:
+    """Numpy would take what is beneath the mask."""
+    for space in (spaces.Box(-9, 9, (2,)), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2)):
+        env = Ends()
+        env.observation_space = env.action_space = space  # type: ignore[assignment]
+        interface = interface_of(env, "Ends-v0", infos=["fuel"])
+        for given in (MASKED, [1.0, np.ma.masked]):
+            with pytest.raises(BrokenEnv, match="no masked elements"):
+                interface.encode_observation(given)
+            with pytest.raises(InvalidTrajectory, match="no masked elements"):
+                interface.encode_action(given)
+    with pytest.raises(BrokenEnv, match="the reward is masked"):
+        interface.encode_reward(np.ma.masked)
+    for ends in ((np.ma.masked, False), (False, np.ma.array([True], mask=[True]))):
+        with pytest.raises(BrokenEnv, match="no masked elements"):
+            interface.encode_end(*ends)
+    with pytest.raises(BrokenEnv, match="no masked elements"):
+        interface.encode_ends("truncated", MASKED, 2)
+    assert np.isnan(interface.encode_info({"fuel": np.ma.masked})["fuel"])
+
+
+def test_masked_metrics_and_successes_are_none() -> None:
+    class Reports(Ends):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return *rest, {"log/a": np.ma.masked, "log/b": 2, "success": np.ma.masked}
+
+    _, (one,) = play(Reports(), [1])
+    assert (dict(one.metadata.metrics), one.metadata.success) == ({"b": 2.0}, None)
+
+
 @pytest.mark.parametrize("reward", ["1", b"1", np.complex64(1), 10**400], ids=type)
 def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
     with pytest.raises(BrokenEnv, match="the reward is .*; one number is needed"):

@@ -201,6 +201,50 @@ def test_of_never_wraps_an_integer_around(dtype, value):
         Trajectory.from_arrays(obs=[[0], [value]], actions=[0], rewards=[0], spec=spec)
 
 
+MASKED = np.ma.array([0.0, 1.0], mask=[False, True])
+MASKED_OF = {
+    "observations": {"obs": np.ma.array([0.0, 1.0, 2.0], mask=[0, 0, 1])},
+    "a list of them": {"obs": {"x": [MASKED, MASKED, MASKED]}},
+    "actions": {"actions": MASKED},
+    "rewards": {"rewards": MASKED},
+    "infos": {"infos": {"x": np.ma.array([0.0, 1.0, 2.0], mask=[0, 0, 1])}},
+    "ends": {"terminated": MASKED},
+    "known actions": {"action_known": MASKED},
+}
+
+
+@pytest.mark.parametrize("change", MASKED_OF.values(), ids=MASKED_OF)
+def test_masked_elements_are_refused(change):
+    """Numpy would store what is beneath the mask."""
+    given = {"obs": [0.0, 1.0, 2.0], "actions": [0, 1], "rewards": [0, 0], **change}
+    with pytest.raises(InvalidTrajectory, match=r"no masked elements \(array.filled"):
+        Trajectory.from_arrays(**given)
+
+
+def test_masked_elements_are_refused_in_a_trajectory_of_arrays():
+    for what in ("obs", "actions"):
+        masked = {key: np.ma.masked_equal(array, 0) for key, array in GOOD[what].items()}
+        with pytest.raises(InvalidTrajectory, match=rf"{what}\[.*no masked elements"):
+            Trajectory(**{**GOOD, what: masked})
+    for change in ({"rewards": np.ma.masked_equal(GOOD["rewards"], 1)}, {"action_known": MASKED}):
+        with pytest.raises(InvalidTrajectory, match="no masked elements"):
+            Trajectory(**{**GOOD, **change})
+
+
+def test_a_masked_array_without_masked_elements_is_an_array():
+    made = Trajectory.from_arrays(obs=np.ma.array([0.0, 1.0]), actions=[0], rewards=[0])
+    assert made.obs["observation"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("what", ["obs", "actions", "rewards"])
+def test_a_tensor_that_needs_gradients_is_refused_with_the_cure(what):
+    torch = pytest.importorskip("torch")
+    given = {"obs": torch.zeros(3), "actions": torch.zeros(2), "rewards": torch.zeros(2)}
+    given[what].requires_grad_()
+    with pytest.raises(InvalidTrajectory, match=r"without gradients \(tensor\.detach\(\)\)"):
+        Trajectory.from_arrays(**given)
+
+
 # --- against a spec ---------------------------------------------------------------------------
 
 
