@@ -202,6 +202,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None:

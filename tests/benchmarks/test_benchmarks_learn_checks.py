@@ -48,6 +48,7 @@ def test_a_target_that_is_reached_ends_the_run(tmp_path: Path) -> None:
     assert "the same command continues" in (tmp_path / "run" / "run.log").read_text()
 
 
+@pytest.mark.long
 def test_a_run_that_breaks_is_no_score(tmp_path: Path) -> None:
     broken = dataclasses.replace(EASY, words=("stepwell/Recall-v0", "--env-args", "nothing=1"))
     with pytest.raises(RuntimeError, match="easy-0 ended by itself"):
@@ -85,6 +86,7 @@ def test_the_last_attempt_must_be_better_than_the_first() -> None:
         assert rises.has_target(score) is expected
 
 
+@pytest.mark.long
 def test_metrics_of_attempts_are_read_from_evaluations(tmp_path: Path) -> None:
     words = ("stepwell/MetaFrozenLake-v0", "--env-args", "size=2", "attempts=2", "--envs", "2")
     attempts = dataclasses.replace(EASY, words=words, rises=("success_0", "success_1", -1.0))

@@ -94,6 +94,7 @@ def words(service: Any, name: str, tmp_path: Path) -> list[str]:
     return [*found, "--no-progress"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

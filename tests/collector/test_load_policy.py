@@ -110,6 +110,7 @@ MEMORIES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("memory", "differences"),
     [*((memory, False) for memory in MEMORIES), (MEMORIES[1], True)],

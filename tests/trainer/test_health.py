@@ -356,6 +356,7 @@ def test_healthy_runs_are_silent_and_end_with_the_command_that_evaluates(fake, t
     assert any("updates/s" in line and line.endswith(" left") for line in said)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "words", "expected"),
     [

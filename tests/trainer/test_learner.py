@@ -400,6 +400,7 @@ def score(agent: Agent, episodes: int = 64) -> float:
     return float(total.mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", [True, False], ids=["transformer", "feed_forward"])
 def test_recall_is_solved_with_memory_and_not_without(recall_data, tmp_path, memory):
     """From shards to scores: the Transformer answers right, the memory-free twin guesses."""

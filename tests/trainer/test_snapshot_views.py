@@ -116,6 +116,7 @@ def alive() -> Counter[type]:
     return Counter(type(x) for x in gc.get_objects() if type(x) in kinds)
 
 
+@pytest.mark.long
 def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
     """Manifests, samplers, columns, leases, files: those of the newest views, and no more."""
     service = fake(None, [[3] * 40, [4] * 40])

@@ -362,6 +362,7 @@ def test_an_index_with_its_own_log_is_no_other(killed: Any, start: Callable[...,
     assert state(live) == expected
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("index", "log"), [(0, 1), (1, 2), (0, 2), (1, 0), (2, 0), (2, 1)])
 def test_the_log_of_another_time_is_refused_and_the_command_recovers_everything(
     killed: Any,

@@ -69,6 +69,7 @@ def everything(live: Any, folder: Path) -> dict[str, list[Any]]:
         return content(mirror)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_histories_with_kills(start: Callable[..., Any], tmp_path: Path, seed: int) -> None:
     """Whatever happens between a base and a kill: no row is wrong, none is missing."""
@@ -224,6 +225,7 @@ def escape(found: dict[str, Any]) -> None:
     found["files"]["mirror/../index.sqlite"] = found["files"].pop(name)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "damage",
     [

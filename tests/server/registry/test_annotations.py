@@ -201,6 +201,7 @@ def test_annotations_go_with_their_trajectories_and_dataset(
     assert client.sql("SELECT count(*) FROM annotations").rows == [(0,)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("point", "stored"),
     [
