@@ -27,7 +27,7 @@ SPACE = "box or discrete:N, where the data is ambiguous"
 BOUND = "of actions: numbers with commas between, one for all or one for each"
 OPTIONS: dict[str, ImportOption] = {
     "observation": ImportOption(SPACE, example="discrete:64"),
-    "action": ImportOption(SPACE + "; discrete:N:START for choices from START", example="discrete:6"),
+    "action": ImportOption(SPACE + "; discrete:N:START from START on", example="discrete:6"),
     "action_low": ImportOption(f"lower bound {BOUND}", example="-2"),
     "action_high": ImportOption(f"upper bound {BOUND}", example="2"),
     "max_steps": ImportOption(
