@@ -189,8 +189,9 @@ class TableEpisodes:
         last = array[-1:]
         if role == "observation" and self._final:
             last = self._last(leaf, number)
-            name = self.columns.arrays["next_observation"][leaf.path.partition("/")[2]][0]
-            check_final(name, last, f"episode {self._names[number]}")
+            given = self.columns.arrays["next_observation"].get(leaf.path.partition("/")[2])
+            if given:  # LeRobot's are in a table of their own
+                check_final(given[0], last, f"episode {self._names[number]}")
         return np.concatenate([array, last])
 
     def about(self, number: int) -> About:
