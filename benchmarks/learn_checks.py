@@ -34,8 +34,8 @@ from typing import Any
 from benchmarks.report import RESULTS, provenance
 from stepwell import Client
 from stepwell._files import whole_file
-from stepwell._plural import pluralize
 from stepwell._ports import free_port
+from stepwell._wording import pluralize
 from stepwell.errors import StepwellError
 
 NAME = "learn_checks"

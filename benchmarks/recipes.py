@@ -31,8 +31,8 @@ from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
 from benchmarks.report import RESULTS, ROOT, place, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
-from stepwell._plural import duration
 from stepwell._settings import override
+from stepwell._wording import duration
 from trainer.config import TrainConfig
 from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, own_settings, recipe

@@ -44,8 +44,8 @@ from collector.registered_run import (
 from collector.rollout import Rollout
 from collector.stats import CollectorStatistics, load_clock, save_clock
 from collector.warm_up import WarmUpActor
-from stepwell._plural import pluralize
 from stepwell._signals import stop_signals
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
 from stepwell.messages import Capacity, MetricPoint

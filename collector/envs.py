@@ -35,7 +35,7 @@ from amago_model.config import ActionSpace, ObsSpace, Spaces
 from amago_model.config.names import join_key
 from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named
-from stepwell._plural import shown
+from stepwell._wording import shown
 from stepwell.errors import InvalidSpace, InvalidTrajectory, StepwellError
 from stepwell.flags import as_bool, as_bools, describe
 from stepwell.rounding import rounded

@@ -52,8 +52,8 @@ from collector.registered_run import (
 from collector.rollout import ENDLESS, ENDLESS_STEPS, Rollout
 from collector.scripted_policy import SCRIPTED, ScriptedActor, load_scripted
 from collector.video import RenderedEnv, open_rendered_env
-from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.messages import Capacity, Evaluation

@@ -11,8 +11,8 @@ from rich.progress import Progress, TextColumn
 
 from collector.config import CollectConfig
 from collector.stats import CollectorStatistics
-from stepwell._plural import pluralize
 from stepwell._progress import LINE_EVERY
+from stepwell._wording import pluralize
 from stepwell.outbox import Outbox
 
 BAR_EVERY = 0.2

@@ -32,7 +32,7 @@ from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
 from collector.vector_env import Events, Reset, mapping_of
 from stepwell._plugins import describe_error
-from stepwell._plural import shown
+from stepwell._wording import shown
 from stepwell.client import Client
 from stepwell.errors import InvalidTrajectory, Undelivered
 from stepwell.flags import describe

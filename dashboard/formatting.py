@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from stepwell import terminal
-from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell._sql import literal as literal  # strings in queries
 from stepwell._sql import quoted as quoted  # names in queries
+from stepwell._wording import pluralize as pluralize  # numbers of things
 from stepwell.terminal import value_of as value_of  # typed by people
 
 

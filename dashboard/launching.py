@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard import api, programs
 from dashboard.programs import Args, Setting
-from stepwell._plural import duration
+from stepwell._wording import duration
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.messages import Program, Worker

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._outbox_folder import Destination, Entry
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.codec import END_OF_STREAM, TrajectoryStream, read_header
 from stepwell.errors import CodecError, InvalidData, NotFound
 from stepwell.messages import IngestItem, MetricPoint

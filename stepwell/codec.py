@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.schema import (
     ACTION_KNOWN,

@@ -50,7 +50,7 @@ from stepwell._outbox_folder import (
     set_aside,
 )
 from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.codec import encode
 from stepwell.errors import (
     NOT_OWNER,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell._plural import pluralize, shown
+from stepwell._wording import pluralize, shown
 from stepwell.errors import InvalidSpace
 from stepwell.vocabulary import Vocabulary
 

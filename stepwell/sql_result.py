@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from stepwell import messages
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import CodecError
 from stepwell.messages import ARROW
 from stepwell.spaces import Array

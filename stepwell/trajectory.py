@@ -28,7 +28,7 @@ import numpy as np
 import uuid_utils
 from numpy.typing import NDArray
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.flags import as_bool, as_bools, describe
 from stepwell.metadata import TrajectoryMetadata

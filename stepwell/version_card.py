@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.messages import Spread, Version
 from stepwell.spaces import EnvSpec, space_to_json
 

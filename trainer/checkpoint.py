@@ -33,7 +33,7 @@ from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
 from stepwell._files import whole_file
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint

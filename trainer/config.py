@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from amago_model.config import AgentConfig, Settings
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.errors import SettingError
 
 

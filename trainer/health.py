@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from amago_model.heads.popart import LARGEST_SIGMA
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.config import TrainConfig
 from trainer.data.returns import DataReturns
 

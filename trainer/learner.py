@@ -38,7 +38,7 @@ from amago_model.runtime.optimizer import (
     gradient_norm,
     step_adamw,
 )
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import SettingError, TrainerError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from stepwell._background import BackgroundLoop
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Consumer, SampleRatio

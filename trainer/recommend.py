@@ -10,7 +10,7 @@ import sys
 from amago_model.errors import AmagoError
 from stepwell import terminal
 from stepwell._exit_message import fail
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import StepwellError
 from trainer.derive.dataset_profile import read_profile
 from trainer.derive.derived import apply_settings

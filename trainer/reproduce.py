@@ -20,7 +20,7 @@ from amago_model.errors import AmagoError
 from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._git import git_commit
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, StepwellError
 from stepwell.messages import Run

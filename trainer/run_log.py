@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import OutboxError
 from stepwell.outbox import Outbox
 

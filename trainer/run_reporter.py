@@ -20,7 +20,7 @@ from typing import Any
 
 from amago_model.agent import Agent
 from stepwell._files import cut_incomplete_line, remove_unfinished, whole_file
-from stepwell._plural import duration, pluralize
+from stepwell._wording import duration, pluralize
 from stepwell.client import Client
 from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint

@@ -21,9 +21,9 @@ from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell import EnvSpec
 from stepwell._plugins import import_plugins
-from stepwell._plural import pluralize
 from stepwell._settings import flatten
 from stepwell._signals import stop_signals
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
 from trainer.config import TrainConfig

@@ -23,7 +23,7 @@ from server.storage.hold import HeldByAnother
 from server.storage.store import DirectoryInUse
 from stepwell import terminal
 from stepwell._exit_message import fail
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidData
 
 BACKUP = """\

@@ -53,7 +53,7 @@ from server.storage.shards import (
 )
 from server.storage.store import Store
 from server.storage.version_file import digest_of
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec

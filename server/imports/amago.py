@@ -40,7 +40,7 @@ from server.imports.raw_file import (
     check_size,
 )
 from stepwell._folders import PICKLE
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,

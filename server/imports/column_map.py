@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from server.imports.raw_file import ImportRefused, same_name
-from stepwell._plural import shown
+from stepwell._wording import shown
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION
 
 Columns = tuple[str, ...]

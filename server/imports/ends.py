@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from server.imports.column_map import ColumnMap
 from server.imports.episode_ids import Rows, Split, check_sources
 from server.imports.raw_file import Array, ImportRefused, as_flags
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 
 Flags = dict[str, NDArray[np.bool_]]
 """terminated, truncated, done, first → [rows]."""

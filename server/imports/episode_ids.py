@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from server.imports.column_map import FILE, ColumnMap
 from server.imports.raw_file import Array, ImportRefused
-from stepwell._plural import pluralize, shown
+from stepwell._wording import pluralize, shown
 
 TIMES = ("timestamp", "timestamps", "time", "times", "wall_time", "datetime")
 SOURCE = re.compile(

@@ -60,7 +60,7 @@ from server.imports.raw_file import (
     check_dtype,
 )
 from server.imports.spec import choose_spec, fit, in_order, written_spec
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.rounding import rounded
 from stepwell.spaces import (

@@ -34,7 +34,7 @@ from server.imports.raw_file import (
     check_size,
     plain,
 )
-from stepwell._plural import pluralize, shown
+from stepwell._wording import pluralize, shown
 
 ENDS, SPEC = "metadata/episode_ends", "metadata/stepwell_spec"
 """Arrays that `stepwell export` adds (workbench/export/flat.py): the last row of each trajectory,

@@ -39,7 +39,7 @@ from server.imports.parquet_table import Table
 from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
 from server.imports.table_episodes import TableEpisodes
 from server.imports.videos import Videos
-from stepwell._plural import shown
+from stepwell._wording import shown
 from stepwell.errors import InvalidData
 from stepwell.metadata import MAX_NAME, MAX_TAGS, TrajectoryMetadata
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec

@@ -36,7 +36,7 @@ from server.imports.raw_file import (
     same_name,
     why_dropped,
 )
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec, Space
 from stepwell.trajectory import TrajectoryMetadata
 

@@ -32,7 +32,7 @@ from server.imports.raw_file import (
     plain,
     why_dropped,
 )
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 

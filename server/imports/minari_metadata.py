@@ -10,7 +10,7 @@ from typing import Any
 from server.imports.minari_spaces import declared_spaces
 from server.imports.named import Declared, Layout
 from server.imports.raw_file import Array, ImportRefused, as_flags
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidData
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
 

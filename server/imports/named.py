@@ -34,7 +34,7 @@ from server.imports.spec import (
     fitting_names,
     observation_space,
 )
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
 from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (

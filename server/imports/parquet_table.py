@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from server.imports.arrow_file import ArrowFile, is_arrow
 from server.imports.episode_ids import factorized
 from server.imports.raw_file import Array, ImportRefused, check_size
-from stepwell._plural import pluralize, shown
+from stepwell._wording import pluralize, shown
 from stepwell.table_columns import MAX_DIMENSIONS, flattened, is_image
 
 PARTITION = re.compile(r"(?:^|/)([A-Za-z_]\w{0,63})=([^/]{0,256})(?=/)")

@@ -35,7 +35,7 @@ from server.imports.raw_file import (
     why_dropped,
 )
 from server.imports.tfrecord import Features, parse, records
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from server.imports.column_map import element_names
 from server.imports.flat_arrays import SPEC, RawFile
 from server.imports.raw_file import Array, ImportOptions, ImportRefused
-from stepwell._plural import shown
+from stepwell._wording import shown
 from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
     DTYPES,

@@ -56,7 +56,7 @@ from server.imports.raw_file import (
     plain,
     why_dropped,
 )
-from stepwell._plural import pluralize, shown
+from stepwell._wording import pluralize, shown
 from stepwell.spaces import DTYPES, Discrete, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 

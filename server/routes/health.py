@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from server.service import ServiceDep
 from stepwell import __version__
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.messages import Health
 
 router = APIRouter(tags=["health"])

@@ -36,8 +36,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stepwell._files import TEMPORARY, whole_file
-from stepwell._plural import pluralize
 from stepwell._sql import quoted
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import CodecError, Gone, NotFound, ServiceUnreachable
 from stepwell.failpoints import failpoint

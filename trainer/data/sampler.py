@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.config import DataConfig, SourceConfig
 from trainer.data.snapshot import DataError, Manifest
 from trainer.errors import SettingError

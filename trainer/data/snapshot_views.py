@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, StepwellError
 from trainer.config import TrainConfig

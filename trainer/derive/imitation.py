@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.derive.dataset_profile import BLOCK, COMPARED, DatasetProfile
 from trainer.derive.derived import Derived
 

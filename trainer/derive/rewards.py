@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from trainer.data.returns import NEGLIGIBLE, Floats
 from trainer.derive.dataset_profile import DatasetProfile, ReturnRange
 from trainer.derive.derived import Derived

@@ -13,8 +13,8 @@ from typing import Any
 from amago_model.config import InputNormConfig, TimestepEncoderConfig
 from amago_model.encoders.modalities import has_numbers
 from amago_model.heads.popart import LARGEST_SIGMA
-from stepwell._plural import pluralize
 from stepwell._settings import flatten
+from stepwell._wording import pluralize
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE

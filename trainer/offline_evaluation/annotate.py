@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell import terminal
-from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
 from stepwell._sql import literal
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest
 from stepwell.messages import split_version

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell import terminal
-from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.messages import MetricPoint, Policy, Run
 from trainer.errors import SettingError

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from stepwell import terminal
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData, InvalidSpace
 from stepwell.messages import Capacity, Consumer, Dataset, PartitionStats

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from stepwell import terminal
-from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
+from stepwell._wording import pluralize
 from stepwell.errors import InvalidData
 from stepwell.trajectory import Trajectory, new_id
 from workbench.export import flat, lerobot, minari, parquet

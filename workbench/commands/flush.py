@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell import terminal
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 
 
 def main(argv: list[str] | None = None) -> int:

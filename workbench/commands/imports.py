@@ -14,8 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextCol
 
 from stepwell import terminal
 from stepwell._folders import is_export
-from stepwell._plural import pluralize
 from stepwell._progress import CommandProgress
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.import_options import ARRAY_ROLES, COLUMN_ROLES, OPTIONS
 from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE

@@ -10,7 +10,7 @@ from pyarrow import csv
 
 from stepwell import terminal
 from stepwell._files import whole_file
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData, NotFound
 from stepwell.messages import TrajectoryInfo

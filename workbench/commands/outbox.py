@@ -25,7 +25,7 @@ from stepwell._outbox_folder import (
     summarise,
 )
 from stepwell._outbox_kinds import describe
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData, OutboxError, OutboxInUse
 from stepwell.outbox import reopen

@@ -14,8 +14,8 @@ import threading
 from collections import defaultdict
 
 from stepwell import terminal
-from stepwell._plural import pluralize
 from stepwell._signals import stop_signals
+from stepwell._wording import pluralize
 from stepwell.client import MAX_POINTS, Client
 from stepwell.errors import Busy, ServiceUnreachable
 from stepwell.messages import Run

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from stepwell import terminal
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData
 from stepwell.sql_result import SqlResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stepwell import terminal
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData
 from stepwell.messages import Spread, Version, VersionPart, split_version

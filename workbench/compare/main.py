@@ -28,8 +28,8 @@ from stepwell import terminal
 from stepwell._exit_message import PARTIAL
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
-from stepwell._plural import duration, pluralize
 from stepwell._signals import stop_signals
+from stepwell._wording import duration, pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData, StepwellError
 from workbench.analysis.comparison import (

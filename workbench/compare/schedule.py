@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepwell._exit_message import PARTIAL
-from stepwell._plural import pluralize
 from stepwell._settings import flatten
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound, ServiceUnreachable, StepwellError
 from stepwell.messages import Run

@@ -30,9 +30,9 @@ from stepwell import terminal
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
 from stepwell._parent import PARENT
-from stepwell._plural import pluralize
 from stepwell._ports import free_port
 from stepwell._signals import stop_signals
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import InvalidData, NotFound, ServiceUnreachable, StepwellError
 from workbench.processes import Processes, read_train_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Evaluation, Run, Worker

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest, InvalidData
 from stepwell.messages import Version, split_version

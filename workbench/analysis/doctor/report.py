@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stepwell._plural import pluralize
+from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest, ServiceError, ServiceUnreachable
 from stepwell.messages import split_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell._plural import duration, pluralize
+from stepwell._wording import duration, pluralize
 
 
 @pytest.mark.parametrize(
