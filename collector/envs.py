@@ -599,8 +599,10 @@ def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
 
 def _undeclared(space: gym_spaces.Space[Any], value: Any, prefix: str = "") -> list[str]:
     """The members of a value, and of those in it, for which Dict and Tuple spaces have no place."""
+    if not isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
+        return []
     members: Iterable[Any] = ()
-    if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple) and isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         members = value
     elif isinstance(space, gym_spaces.Tuple):
         members = range(len(value))
@@ -686,6 +688,8 @@ def _narrower(ours: Space, theirs: Space) -> str:
 def _numbers(value: Any, dtype: Any) -> Array:
     """A copy in `dtype`. Raises TypeError for a text, of which numpy would make a number, and
     `InvalidTrajectory` for masked elements."""
+    if type(value) is np.ndarray and value.dtype == dtype:
+        return value.copy()  # as nearly all are: nothing to check, nothing to round
     refuse_masked("value", value)
     given = np.asarray(value)
     if given.dtype.kind not in "biufO":
