@@ -103,7 +103,7 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
 
 
 def wait_until(
-    condition: Callable[[], T], seconds: float = 60.0, *, what: str = "", pause: float = 0.02
+    condition: Callable[[], T], seconds: float = 240.0, *, what: str = "", pause: float = 0.02
 ) -> T:
     """Call a condition repeatedly and return its first true value. Fails after `seconds`.
 

@@ -43,7 +43,7 @@ class Comparison:
 
     def finish(self, *words: str, **options: str) -> tuple[int, str]:
         process = self.start(*words, **options)
-        output, _ = process.communicate(timeout=250)
+        output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
     def log(self, job: str, name: str = NAME) -> str:
@@ -86,7 +86,7 @@ def finished(comparison: Comparison, service_client: Client) -> tuple[Comparison
     wait_until(lambda: children(process), 120, what="a child", pause=0.05)
     started = children(process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130, output
     assert "the same command continues" in output
     assert not [child for child in started if child.is_running()]

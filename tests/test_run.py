@@ -147,7 +147,7 @@ def test_killed_or_interrupted_the_same_command_continues(
         assert [run.name for run in client.runs("train")] == ["cue"]
     children = _children(again)
     again.send_signal(signal.SIGINT)
-    assert again.wait(60) == 130, _said(tmp_path, 1)
+    assert again.wait(240) == 130, _said(tmp_path, 1)
     assert "the same command continues" in _said(tmp_path, 1)
     assert not [p for p in children if p.is_running()]
 
@@ -183,7 +183,7 @@ def test_what_cannot_work_is_refused_at_once(
     start: Any, tmp_path: Path, words: list[str], reason: str
 ) -> None:
     process = start(*words)
-    assert process.wait(60) in (1, 2)
+    assert process.wait(240) in (1, 2)
     assert reason in _said(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_two_at_once_are_refused_at_once(
     used.mkdir(parents=True)
     with take_lock(used / "run.lock", lambda _: AssertionError("nobody else")):
         process = start(*(["--url", service.url] if folder else []))
-        assert process.wait(60) == 2
+        assert process.wait(240) == 2
     assert f"{said} `stepwell run`, process {os.getpid()}" in _said(tmp_path)
 
 

@@ -61,7 +61,7 @@ def launcher(fresh_service: Any, tmp_path: Path) -> Iterator[None]:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     yield
     process.terminate()
-    process.wait(60)
+    process.wait(240)
 
 
 @pytest.mark.timeout(1500)

@@ -218,12 +218,13 @@ def test_what_needs_attention_is_named_and_counted_over_all_there_is(
         assert not drawn.success
         figures = {m.label: m.value for m in drawn.metric}
         assert (figures["Running"], figures["Silent"]) == ("1", "130")
-        silent, failed, worker = (w.value for w in drawn.warning)
-        assert "130 running runs are silent" in silent
+        # On a busy machine the workers are silent, too, before the page is drawn.
+        warnings = [w.value for w in drawn.warning]
+        (silent,) = (w for w in warnings if "130 running runs are silent" in w)
         assert "`quiet-129` (1 h ago)" in silent
         assert "and 120 more" in silent
-        assert "`loud`: NaN everywhere" in failed
-        assert "x: ValueError: no" in worker
+        assert any("`loud`: NaN everywhere" in w for w in warnings)
+        assert any("x: ValueError: no" in w for w in warnings)
         listed = page("runs", fresh_service.url, status="silent")
         check(listed)
         assert listed.dataframe[0].value["run"].tolist()[0] == "quiet-129"

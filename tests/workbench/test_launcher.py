@@ -395,8 +395,8 @@ def launcher_process(own, tmp_path):
 until = wait_until
 
 
-def wait_state(client, made, *states, seconds=60.0):
-    return until(lambda: (x := client.launch(made.id)).state in states and x, seconds)
+def wait_state(client, made, *states):
+    return until(lambda: (x := client.launch(made.id)).state in states and x)
 
 
 def test_launches_become_processes_or_errors(api, launcher_process, name, tmp_path):
@@ -428,7 +428,7 @@ def test_launches_become_processes_or_errors(api, launcher_process, name, tmp_pa
     until(lambda: found(api.program, worker.id, "evaluate"))
     assert api.program(worker.id, "collect") == program_of("collect")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(240) == 0
     worker = next(w for w in api.workers() if w.id == worker.id)
     assert worker.state == "stopped" and worker.counters["failed"] == 3
     assert not list((tmp_path / "data" / "launches").iterdir())
@@ -490,7 +490,7 @@ def test_a_killed_launcher_finds_its_collector_again(api, launcher_process, name
     assert api.launch(made.id).state == "running"
 
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 0
+    assert second.wait(240) == 0
     ended = api.launch(made.id)
     assert ended.state == "failed" and "stopped with its launcher" in ended.error
     assert api.run(ended.run).status == "stopped"

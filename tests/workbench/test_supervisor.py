@@ -40,7 +40,7 @@ def test_a_killed_part_is_started_again_and_an_ended_one_is_not(supervisor):
         supervisor.tick()
         return supervisor.parts["a"].starts == 2 and supervisor.parts["b"].ended
 
-    wait_until(restarted, 30)
+    wait_until(restarted)
     assert supervisor.said == ["a broke (killed by SIGKILL); starting it again in 0.01 s"]
     assert supervisor.parts["b"].starts == 1
     supervisor.stop(["a"])
@@ -54,7 +54,7 @@ def test_a_part_that_breaks_again_and_again_is_given_up(supervisor):
         supervisor.tick()
 
     with pytest.raises(PartFailed, match=r"a: OSError: no room \(its log: .*a.log\)"):
-        wait_until(tick, 30)
+        wait_until(tick)
     assert supervisor.parts["a"].starts == module.ATTEMPTS
 
 
@@ -66,7 +66,7 @@ def test_an_evaluator_that_is_given_up_ends_nothing_else(supervisor):
         supervisor.tick()
         return supervisor.parts["evaluate"].given_up
 
-    wait_until(given_up, 30)
+    wait_until(given_up)
     assert supervisor.parts["evaluate"].state == "broken"
     assert supervisor.parts["train"].state == "running"
     assert "OSError: no env" in supervisor.said[-1] and "without scores" in supervisor.said[-1]
@@ -82,7 +82,7 @@ def test_a_trainer_without_collectors_is_told(supervisor):
         supervisor.tick()
         return all(supervisor.parts[f"collect-{i}"].ended for i in range(2))
 
-    wait_until(ended, 30)
+    wait_until(ended)
     assert len(supervisor.said) == 1 and "no collector is left" in supervisor.said[0]
 
 
@@ -94,7 +94,7 @@ def test_a_part_that_lived_long_gets_all_attempts_again(supervisor, monkeypatch)
         supervisor.tick()
         return supervisor.parts["a"].starts > module.ATTEMPTS
 
-    wait_until(often, 60)
+    wait_until(often)
 
 
 def test_while_the_service_is_away_nothing_is_given_up(supervisor):
@@ -105,7 +105,7 @@ def test_while_the_service_is_away_nothing_is_given_up(supervisor):
         supervisor.tick()
         return supervisor.parts["a"].starts > 2 * module.ATTEMPTS
 
-    wait_until(often, 60)
+    wait_until(often)
     assert supervisor.parts["a"].broke_soon == 0
 
 
@@ -115,15 +115,15 @@ def test_what_follows_another_part_is_not_done_before_it(supervisor):
     follower = supervisor.part("evaluate", "pass")
     follower.follows = "train"
     supervisor.add(follower)
-    wait_until(lambda: supervisor.tick() or follower.starts >= 3, 30)
+    wait_until(lambda: supervisor.tick() or follower.starts >= 3)
     assert not follower.ended and not supervisor.said
     supervisor.stop(["train"])
-    wait_until(lambda: supervisor.tick() or follower.ended, 30)
+    wait_until(lambda: supervisor.tick() or follower.ended)
 
 
 def test_a_stopped_evaluation_is_not_started_again(supervisor):
     supervisor.add(supervisor.part("evaluate", "import sys; sys.exit(130)"))
-    wait_until(lambda: supervisor.tick() or supervisor.parts["evaluate"].ended, 30)
+    wait_until(lambda: supervisor.tick() or supervisor.parts["evaluate"].ended)
     assert supervisor.parts["evaluate"].starts == 1
 
 
@@ -132,13 +132,13 @@ def test_all_are_killed_at_once(supervisor):
     supervisor.add(supervisor.part("a", deaf))
     process = supervisor.parts["a"].job.process
     supervisor.kill()
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(240) == -signal.SIGKILL
 
 
 def test_a_wrong_command_line_is_given_up_at_once(supervisor):
     supervisor.add(supervisor.part("a", "import sys; print('no such thing'); sys.exit(2)"))
     with pytest.raises(PartFailed, match="a: no such thing"):
-        wait_until(supervisor.tick, 30)
+        wait_until(supervisor.tick)
     assert supervisor.parts["a"].starts == 1
 
 
@@ -183,5 +183,5 @@ def _alive(pid: int) -> bool:
 def test_signals_are_named(supervisor):
     supervisor.add(supervisor.part("a", WAIT))
     supervisor.parts["a"].job.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: supervisor.tick() or supervisor.said, 30)
+    wait_until(lambda: supervisor.tick() or supervisor.said)
     assert "killed by SIGTERM" in supervisor.said[0]

@@ -210,7 +210,7 @@ def test_a_client_that_reads_keeps_its_place(
 
     def slow() -> Iterator[bytes]:
         yield bytes(PIECE)
-        go_on.wait(30)
+        go_on.wait(240)
         yield bytes(PIECE)
 
     async def run() -> None:

@@ -142,7 +142,7 @@ def test_an_empty_directory_is_initialised_and_the_address_printed(tmp_path: Pat
         with urllib.request.urlopen(f"{found[1]}/readyz", timeout=60) as answer:
             assert answer.status == 200
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
         assert process.stdout.read() == ""
     assert (tmp_path / "new" / "index.sqlite").exists()
 

@@ -224,11 +224,11 @@ def test_cancelling_stops_and_undoes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def slow(self: Any, items: Any) -> None:
             real(self, items)
             reached.set()
-            go.wait(20)
+            go.wait(240)
 
         monkeypatch.setattr(bulk_insert.BulkInsert, "add", slow)
         job = importing.submit(write(tmp_path / "a.hdf5", episodes(40)), "stopped")
-        assert reached.wait(20)
+        assert reached.wait(240)
         assert service.jobs.cancel(job.id).state == "running"
         go.set()
         assert importing.wait(job).state == "cancelled"

@@ -51,7 +51,7 @@ def issuer() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(240)
 
 
 SCOPES = {"ada@example.org": ["admin"], "*@example.org": ["read"], "sub:robot": ["train"]}

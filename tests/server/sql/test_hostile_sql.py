@@ -180,8 +180,11 @@ def target(make_world: Callable[..., Any]) -> Iterator[Any]:
 
 
 def fingerprint(world: Any) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all files but those that the service itself writes from time to time."""
     root: Path = world.service.settings.data.parent
+    own = {"mark", "base.json"}
     files = [p for p in root.rglob("*") if p.is_file() and "index.sqlite" not in p.name]
+    files = [p for p in files if p.name not in own]
     return {str(p): (p.stat().st_size, p.stat().st_mtime_ns) for p in files}
 
 
