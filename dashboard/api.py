@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
@@ -264,10 +264,10 @@ def _named(names: tuple[str, ...]) -> list[Run]:
     return client().runs_page(names=names, brief=True).items
 
 
-@read(3)
-def known_runs(names: tuple[str, ...]) -> dict[str, Run]:
+def known_runs(names: Iterable[str | None]) -> dict[str, Run]:
     """Name → run, without config and metrics, of those that exist; any number of names."""
-    parts = [names[start : start + PAGE] for start in range(0, len(names), PAGE)]
+    wanted = sorted({name for name in names if name})
+    parts = [tuple(wanted[start : start + PAGE]) for start in range(0, len(wanted), PAGE)]
     return {run.name: run for part in parts for run in _named(part)}
 
 
@@ -419,6 +419,11 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
     params = {"limit": PAGE, "cursor": cursor, "state": state}
     page = client().ask(Page[Job], "GET", "/v1/jobs", params=params)
     return page.items, page.next
+
+
+def open_jobs() -> list[Job]:
+    """The newest jobs that have not ended."""
+    return [job for state in ("queued", "running") for job in jobs(state=state)[0]]
 
 
 # --- queries ------------------------------------------------------------------------------------

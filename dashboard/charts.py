@@ -38,17 +38,8 @@ MAX_POINTS = 5000
 """Maximum points of a chart. Callers down-sample first, because Vega draws in the browser."""
 
 
-PALETTE = (
-    "#126fd9",
-    "#cb450b",
-    "#178244",
-    "#9a4bd2",
-    "#d61f8a",
-    "#077d8d",
-    "#9b6508",
-    "#c030d2",
-    "#6a60d7",
-    "#62770d",
+PALETTE = tuple(
+    "#126fd9 #cb450b #178244 #9a4bd2 #d61f8a #077d8d #9b6508 #c030d2 #6a60d7 #62770d".split()
 )
 """Colours of lines and marks: a contrast of at least 4.5 : 1 on white and 3.5 : 1 on the dark
 ground."""

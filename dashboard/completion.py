@@ -22,37 +22,18 @@ KEYWORDS = (
     *("USING", "UNION ALL", "WITH", "OVER", "PARTITION BY", "QUALIFY", "FILTER", "ALL", "DESC"),
     *("ASC", "NULLS LAST", "TRUE", "FALSE", "NULL", "EXCLUDE", "USING SAMPLE"),
 )
-FUNCTIONS = (
-    *("count", "sum", "avg", "min", "max", "median", "stddev", "var_samp", "mode", "quantile_cont"),
-    *(
-        "arg_max",
-        "arg_min",
-        "any_value",
-        "first",
-        "last",
-        "list",
-        "histogram",
-        "corr",
-        "covar_samp",
-    ),
-    *(
-        "regr_slope",
-        "approx_quantile",
-        "approx_count_distinct",
-        "bool_and",
-        "bool_or",
-        "string_agg",
-    ),
-    *("row_number", "rank", "dense_rank", "lag", "lead", "ntile", "first_value", "last_value"),
-    *("abs", "sqrt", "pow", "exp", "ln", "log10", "floor", "ceil", "round", "sign", "greatest"),
-    *("least", "coalesce", "nullif", "if", "isnan", "isfinite", "cos", "sin", "tan", "atan2"),
-    *("list_contains", "list_sum", "list_avg", "list_min", "list_max", "list_transform", "len"),
-    *("list_filter", "list_sort", "list_distinct", "list_dot_product", "array_distance", "unnest"),
-    *("range", "generate_series", "map_keys", "map_values", "element_at", "struct_pack"),
-    *("contains", "starts_with", "split_part", "regexp_matches", "regexp_extract", "replace"),
-    *("lower", "upper", "concat", "concat_ws", "substring", "length", "json_extract"),
-    *("json_extract_string", "to_timestamp", "epoch", "date_trunc", "strftime", "octet_length"),
-    *("hash", "md5", "typeof", "cast", "try_cast"),
+FUNCTIONS = tuple(
+    """
+    count sum avg min max median stddev var_samp mode quantile_cont arg_max arg_min any_value first
+    last list histogram corr covar_samp regr_slope approx_quantile approx_count_distinct bool_and
+    bool_or string_agg row_number rank dense_rank lag lead ntile first_value last_value abs sqrt pow
+    exp ln log10 floor ceil round sign greatest least coalesce nullif if isnan isfinite cos sin tan
+    atan2 list_contains list_sum list_avg list_min list_max list_transform len list_filter list_sort
+    list_distinct list_dot_product array_distance unnest range generate_series map_keys map_values
+    element_at struct_pack contains starts_with split_part regexp_matches regexp_extract replace
+    lower upper concat concat_ws substring length json_extract json_extract_string to_timestamp
+    epoch date_trunc strftime octet_length hash md5 typeof cast try_cast
+    """.split()
 )
 MOST_TABLES = 100
 """Datasets whose columns are sent to the browser; those of others come when a query names them."""

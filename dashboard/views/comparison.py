@@ -15,11 +15,9 @@ def section() -> None:
     names = api.comparisons()
     if not names:
         return
-    if st.session_state.get("comparison") not in names:
-        st.session_state.pop("comparison", None)
-    name = st.selectbox(
-        "Comparison of recipes", names, index=None, key="comparison", bind="query-params",
-        placeholder="none chosen", help="Made by `stepwell compare`; a tag of its runs",
+    name = components.choose(
+        "Comparison of recipes", names, "comparison", index=None, placeholder="none chosen",
+        help="Made by `stepwell compare`; a tag of its runs",
     )  # fmt: skip
     if name is None:
         return
@@ -92,11 +90,10 @@ def _table(found: Any, colours: dict[str, str]) -> None:
         frame = frame.drop(columns="normalised")
     empty = [name for name in ("alarms", "not included") if not frame[name].any()]
     frame = frame.drop(columns=empty)
-    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
     columns = {
-        "seeds": whole,
-        "episodes": whole,
-        "mean": two,
+        "seeds": components.WHOLE,
+        "episodes": components.WHOLE,
+        "mean": components.HUNDREDTHS,
         "IQM": st.column_config.NumberColumn(
             format="%.2f", help="Interquartile mean over all episodes of all training seeds"
         ),

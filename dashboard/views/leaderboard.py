@@ -46,7 +46,7 @@ def draw(env: str, pick: ranking.Pick, statistic: str) -> None:
 
 def looks(rows: Sequence[Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The text of each row, by its name, and its colour."""
-    known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
+    known = api.known_runs(run for row in rows for run in row.runs)
     return {row.name: _titled(row, known) for row in rows}, _colours(rows, known)
 
 
@@ -124,12 +124,11 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
     )
     if frame["normalised"].isna().all():
         frame = frame.drop(columns="normalised")
-    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
     columns = {
-        "seeds": whole,
-        "episodes": whole,
-        "mean": two,
-        "IQM": two,
+        "seeds": components.WHOLE,
+        "episodes": components.WHOLE,
+        "mean": components.HUNDREDTHS,
+        "IQM": components.HUNDREDTHS,
         "normalised": st.column_config.NumberColumn(
             format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
         ),
@@ -147,18 +146,18 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
 def _improvement(rows: list[Any], labels: dict[str, str]) -> None:
     if len(rows) < 2:
         return
-    with st.expander("Who is better? Probability of improvement", on_change="rerun") as folder:
-        if not folder.open:
-            return
+
+    def draw_table() -> None:
         st.caption(
             "How likely an episode of the row has a higher return than one of the column; "
             "50% means no difference. In brackets the 95% interval over seeds and episodes."
         )
         cells = {row.name: ranking.improvements(row, rows) for row in rows}
-        frame = pd.DataFrame(
-            [
-                {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}
-                for name, found in cells.items()
-            ]
-        )
-        components.table(frame, "improvement")
+        shown = [
+            {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}
+            for name, found in cells.items()
+        ]
+        components.table(shown, "improvement")
+
+    label = "Who is better? Probability of improvement"
+    components.folder(label, "improvement", draw_table)

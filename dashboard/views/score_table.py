@@ -62,9 +62,9 @@ def draw(envs: list[str], pick: ranking.Pick, statistic: str) -> None:
         f"The {leaderboard.STATISTICS[statistic]} of the returns and its 95% interval; normalised: "
         "0 = random, 100 = expert, on the D4RL scale. Select a cell to see its environment."
     )
-    height: Any = min(HEIGHT, 38 + 35 * len(frame))
     st.dataframe(
-        shown, key=KEY, hide_index=True, column_config=columns, placeholder="", height=height,
+        shown, key=KEY, hide_index=True, column_config=columns, placeholder="",
+        height=components.height_of(frame, HEIGHT),
         on_select=partial(_open, envs), selection_mode="single-cell",
     )  # fmt: skip
     components.export(exported, KEY, sql=SQL)

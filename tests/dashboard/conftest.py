@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -17,6 +19,34 @@ def draw(view: str) -> None:
     import importlib
 
     importlib.import_module(f"dashboard.views.{view}").show()
+
+
+Page = Callable[..., AppTest]
+"""page(view, url, **query): the fixture below."""
+
+
+def no_traceback(page: AppTest) -> None:
+    assert [e.message for e in page.exception] == []
+
+
+def check(page: AppTest) -> None:
+    """Neither a traceback nor an error of the service."""
+    no_traceback(page)
+    assert [e.value for e in page.error] == []
+
+
+def texts(page: AppTest) -> str:
+    """Everything a reader sees, but for tables and charts."""
+    kinds = ("title", "subheader", "caption", "markdown", "info", "warning", "error", "success",
+             "code", "text")  # fmt: skip
+    return "\n".join(str(e.value) for kind in kinds for e in getattr(page, kind))
+
+
+def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
+    """Name → colour of a chart."""
+    spec = page.get("vega_lite_chart")[chart].proto.spec
+    found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', spec)
+    return dict(zip(*map(json.loads, found[0]), strict=True))
 
 
 def open_folders(page: AppTest) -> AppTest:
@@ -53,7 +83,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     """page(view, url, **query): that view, drawn once over what the service at `url` has now."""
 
     def open_page(view: str, url: str, **query: str) -> AppTest:

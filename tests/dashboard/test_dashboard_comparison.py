@@ -2,20 +2,17 @@
 
 import json
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from stepwell import Box, Client, EnvSpec
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import open_folders
+from tests.dashboard.conftest import Page, check, open_folders
 from workbench.analysis.comparison import RATE, read_comparison
 from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
-Page = Callable[..., AppTest]
 RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}
 
 
@@ -68,7 +65,7 @@ def test_a_chosen_comparison_is_a_table_with_its_query(
     service, client: Client, compared: str, page: Page
 ) -> None:
     drawn = page("evaluation", service.url, comparison=compared)
-    assert not drawn.exception and not drawn.error
+    check(drawn)
     table = drawn.dataframe[0].value.set_index("recipe")
     assert list(table.index) == ["good", "bad", "random", "data"]
     assert table["mean"].tolist() == [7.25, 2.0, 0.25, 3.0]
@@ -124,5 +121,5 @@ def test_no_comparison_is_drawn_until_one_is_chosen(service, compared: str, page
 
 def test_a_comparison_that_is_gone_is_no_error(service, compared: str, page: Page) -> None:
     drawn = page("evaluation", service.url, comparison="gone")
-    assert not drawn.exception and not drawn.error
+    check(drawn)
     assert drawn.selectbox(key="comparison").value is None

@@ -4,17 +4,16 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard import completion
 from stepwell import Box, Client, Discrete, EnvSpec
+from tests.dashboard.conftest import Page, no_traceback
 
 SCRIPT = Path(dashboard.__file__).with_name("completion.js")
 SPEC = EnvSpec.of({"vector": Box((2,)), "cam/left": Box((4, 4), dtype="uint8", low=0, high=255)},
@@ -144,9 +143,9 @@ def test_of_very_many_datasets_only_some_columns_are_sent(tables: Any, monkeypat
         assert [c["name"] for c in steps["columns"]] == [c.name for c in table.columns]
 
 
-def test_the_console_draws_it(service: Any, name: str, page: Callable[..., AppTest]) -> None:
+def test_the_console_draws_it(service: Any, name: str, page: Page) -> None:
     drawn = page("console", service.url)
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert drawn.text_area(key="q").value
     list_, colours = (str(one.proto) for one in drawn.get("bidi_component"))
     assert "trajectories" in list_ and "--st-blue-text-color" in colours

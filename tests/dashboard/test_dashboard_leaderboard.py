@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dashboard import ranking
 from dashboard.views import score_table
 from stepwell import Client
 from stepwell.spaces import Box, Discrete, EnvSpec
+from tests.dashboard.conftest import Page, check
 from workbench.analysis.confidence_intervals import bootstrap_grouped_iqm, bootstrap_grouped_mean
 
 ENVS = ("Hopper-v5", "Plain-v0", "Walker2d-v5")
@@ -55,14 +55,11 @@ def scored(fresh_service: Any) -> Any:
 
 
 def shown(page: AppTest) -> pd.DataFrame:
-    assert [e.message for e in page.exception] == []
-    assert [e.value for e in page.error] == []
+    check(page)
     return page.dataframe[0].value.set_index("policy")
 
 
-def test_policies_by_environments(
-    scored: Any, page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policies_by_environments(scored: Any, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: dict[float, str] = {}
     made = score_table.Score.of
 
@@ -101,7 +98,7 @@ def test_policies_by_environments(
     assert table["Plain-v0"]["scripted"] == 50.0
 
 
-def test_a_cell_opens_its_environment(scored: Any, page: Callable[..., AppTest]) -> None:
+def test_a_cell_opens_its_environment(scored: Any, page: Page) -> None:
     """Of a cell that has no environment nothing changes."""
     drawn = page("evaluation", scored.url)
     assert drawn.selectbox(key="env").options == ["all", *ENVS]

@@ -1,6 +1,5 @@
 """Saved queries on the SQL page: save, open, link, delete; with and without a service."""
 
-from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
@@ -8,14 +7,9 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import api, formatting
 from stepwell import Client
+from tests.dashboard.conftest import Page, check, no_traceback
 
-Page = Callable[..., AppTest]
 QUERY = "SELECT $low + 1 AS more, $word AS word"
-
-
-def check(page: AppTest) -> None:
-    assert [e.message for e in page.exception] == []
-    assert [e.value for e in page.error] == []
 
 
 def answer(page: AppTest) -> dict[str, Any]:
@@ -69,7 +63,7 @@ def test_a_refused_save_is_a_message(service: Any, page: Page) -> None:
     assert "name" in drawn.warning[0].value
     drawn.text_input(key="save_name").set_value("Not A Name")
     drawn.button(key="save_go").click().run()
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert "name" in drawn.error[0].value
 
 
@@ -99,5 +93,5 @@ def test_without_a_service_there_is_only_the_notice(
     st.cache_data.clear()
     drawn.text_input(key="save_name").set_value("kept")
     drawn.button(key="save_go").click().run()
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert len(drawn.error) == 1
