@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components
@@ -55,6 +56,15 @@ def open_folders(page: AppTest) -> AppTest:
         if key.endswith(components.OPEN):
             page.session_state[key] = True
     return page.run()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_foreign_components() -> Iterator[None]:
+    """For each page, AppTest reads the metadata of all installed packages in search of components,
+    which takes longer than most pages; ours are registered by their own code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", list)
+        yield
 
 
 @pytest.fixture(autouse=True)
