@@ -285,10 +285,8 @@ class Pages:
 def choose(
     label: str, options: Sequence[Any], key: str, none: str = "", *, linked: bool = True, **how: Any
 ) -> Any:
-    """A menu whose choice is in the address, as `key`, if it is `linked`. A choice that is none of
-    the options, as in an old link, is forgotten. `none`: the text of the option "" or None."""
-    if st.session_state.get(key) not in options:
-        st.session_state.pop(key, None)
+    """A menu whose choice is in the address, as `key`, if it is `linked`. Streamlit forgets one that
+    is none of the options, as in an old link. `none`: the text of the option "" or None."""
     if none:
         how["format_func"] = lambda option: option or none
     return st.selectbox(label, options, key=key, bind="query-params" if linked else None, **how)
@@ -398,16 +396,17 @@ def table(
     missing: str = "",
     times: Sequence[str] = (),
     sizes: Sequence[str] = (),
+    sparse: Sequence[str] = (),
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
     `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
     `most_height`: pixels of a long table, which then scrolls, whatever Streamlit's own limit is.
     `colours`: one per row, or "", of a mark drawn first. `missing`: drawn where there is no value.
-    `times`, `sizes`: columns of seconds since 1970, and of bytes.
+    `times`, `sizes`: columns of seconds since 1970, and of bytes. `sparse`: left out where empty.
     """
     chosen: list[int] = []
-    frame = pd.DataFrame(rows)
+    frame = without_empty(pd.DataFrame(rows), sparse)
     frame = frame.assign(**{name: moments(frame[name]) for name in times if name in frame})
     config = {**dict.fromkeys(times, WHEN), **dict.fromkeys(sizes, SIZE), **(columns or {})}
     if colours:
@@ -426,6 +425,12 @@ def table(
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     export(frame, key, sql=sql, dataset=dataset)
     return chosen
+
+
+def without_empty(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Without those of the columns `names` that say nothing in any row."""
+    empty = [n for n in names if not frame[n].dropna().map(lambda v: bool(v) or v == 0).any()]
+    return frame.drop(columns=empty)
 
 
 def height_of(frame: pd.DataFrame, most: int) -> int:

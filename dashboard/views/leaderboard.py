@@ -70,26 +70,22 @@ def _chart(
     found = [(row, ranking.interval_of(row, statistic)) for row in rows]
     known = [(row, one) for row, one in found if one is not None]
     shown = sorted(known, key=lambda pair: pair[1].value, reverse=True)[:DRAWN]
-    frame = pd.DataFrame(
-        [
-            {
-                "label": _label(row, labels),
-                "env": env,
-                "run": row.name,
-                "value": one.value,
-                "low": one.low,
-                "high": one.high,
-                "episodes": one.n or None,
-            }
-            for row, one in shown
-        ]
-    )
+    bars = [
+        {
+            "label": _label(row, labels),
+            "env": env,
+            "run": row.name,
+            "value": one.value,
+            "low": one.low,
+            "high": one.high,
+            "episodes": one.n or None,
+        }
+        for row, one in shown
+    ]
     mine = {row.name: colours[row.name] for row, _ in shown}
     title = f"return ({STATISTICS[statistic]}, 95% interval)"
-    st.vega_lite_chart(
-        *charts.intervals(frame, x_title=title, colours=mine),
-        key="leaderboard_chart",
-    )
+    chart = charts.intervals(pd.DataFrame(bars), x_title=title, colours=mine)
+    st.vega_lite_chart(*chart, key="leaderboard_chart")
     if len(known) > DRAWN:
         st.caption(f"The first {DRAWN} of {len(known):,}; the table has all.")
 
@@ -105,25 +101,21 @@ def _label(row: Any, labels: dict[str, str]) -> str:
 
 
 def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str, str]) -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "policy": labels[row.name],
-                "seeds": len(row.evaluations) or None,
-                "mean": row.mean.value,
-                "interval of the mean": _width(row, row.mean),
-                "IQM": row.iqm.value if row.iqm else None,
-                "interval of the IQM": _width(row, row.iqm),
-                "normalised": row.normalised(env),
-                "episodes": row.mean.n or None,
-                "policies": ", ".join(row.policies),
-                "evaluated": max((e.created_at for e in row.evaluations), default=None),
-            }
-            for row in rows
-        ]
-    )
-    if frame["normalised"].isna().all():
-        frame = frame.drop(columns="normalised")
+    cells = [
+        {
+            "policy": labels[row.name],
+            "seeds": len(row.evaluations) or None,
+            "mean": row.mean.value,
+            "interval of the mean": _width(row, row.mean),
+            "IQM": row.iqm.value if row.iqm else None,
+            "interval of the IQM": _width(row, row.iqm),
+            "normalised": row.normalised(env),
+            "episodes": row.mean.n or None,
+            "policies": ", ".join(row.policies),
+            "evaluated": max((e.created_at for e in row.evaluations), default=None),
+        }
+        for row in rows
+    ]
     columns = {
         "seeds": components.WHOLE,
         "episodes": components.WHOLE,
@@ -134,13 +126,9 @@ def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str,
         ),
     }
     components.table(
-        frame,
-        "leaderboard",
-        sql=SQL.format(env=formatting.literal(env)),
-        columns=columns,
-        colours=[colours[row.name] for row in rows],
-        times=["evaluated"],
-    )
+        cells, "leaderboard", sql=SQL.format(env=formatting.literal(env)), columns=columns,
+        colours=[colours[row.name] for row in rows], times=["evaluated"], sparse=["normalised"],
+    )  # fmt: skip
 
 
 def _improvement(rows: list[Any], labels: dict[str, str]) -> None:

@@ -218,11 +218,10 @@ def _active_runs() -> None:
             "No run yet. Start a learner:", "stepwell train pendulum_stitch --dataset NAME"
         )
         return
-    titled = any(r.title for r in found.items)
     rows = [
         {
             "run": r.name,
-            **({"title": r.title or ""} if titled else {}),
+            "title": r.title or "",
             "status": components.run_mark(r),
             "trend": _trend(r),
             "kind": r.kind,
@@ -234,7 +233,7 @@ def _active_runs() -> None:
     components.table(
         rows, "recent_runs", colours=list(components.run_colours(found.items).values()),
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
-        times=["heartbeat"],
+        times=["heartbeat"], sparse=["title"],
         sql=f"SELECT name, title, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",
     )  # fmt: skip

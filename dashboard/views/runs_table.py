@@ -148,9 +148,7 @@ def table(
         frame = frame.drop(columns=["progress", "ends"])
     elif not frame["ends"].notna().any():
         frame = frame.drop(columns="ends")
-    # A column that says nothing is left out.
-    empty = [name for name in SPARSE if not frame[name].map(bool).any()]
-    return frame.drop(columns=empty)
+    return components.without_empty(frame, SPARSE)
 
 
 def _ends(run: Any) -> float | None:

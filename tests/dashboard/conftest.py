@@ -13,6 +13,7 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components
+from tests.conftest import ServiceProcess, service_process
 
 
 def draw(view: str) -> None:
@@ -90,6 +91,14 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine, on which SQL waits its turn, is no defect of a page."""
     monkeypatch.setattr(api, "ANSWER_SECONDS", 120.0)
     monkeypatch.setattr(api, "SQL_SECONDS", 60.0)
+
+
+@pytest.fixture(scope="module")
+def file_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service for the tests of one file."""
+    process = service_process(tmp_path_factory)
+    yield process
+    process.close()
 
 
 @pytest.fixture

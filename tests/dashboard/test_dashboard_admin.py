@@ -1,7 +1,6 @@
 """Tokens: created and revoked on the page Admin, asked for where they are needed."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -10,17 +9,15 @@ from dashboard import api
 from stepwell import Client
 from stepwell.errors import Unauthorized
 from stepwell.testing import make_spec, make_trajectory
-from tests.conftest import service_process
+from tests.conftest import ServiceProcess
 from tests.dashboard.conftest import Page, check, no_traceback
 from tests.index_file import write_index
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def guarded(file_service: ServiceProcess) -> tuple[str, str]:
     """A service with tokens: its address, and the token of somebody who may do everything."""
-    process = service_process(tmp_path_factory)
-    yield process.url, process.client().create_token("me", ["admin"]).token
-    process.close()
+    return file_service.url, file_service.client().create_token("me", ["admin"]).token
 
 
 @pytest.fixture

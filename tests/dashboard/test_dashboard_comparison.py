@@ -1,7 +1,6 @@
 """A comparison of recipes on the evaluation page: chosen by its tag, with the same numbers."""
 
-import json
-import re
+import uuid
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,16 +8,17 @@ import pytest
 
 from stepwell import Box, Client, EnvSpec
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import Page, check, open_folders
+from tests.dashboard.conftest import Page, check, open_folders, scale
 from workbench.analysis.comparison import RATE, read_comparison
 from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
 RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}
 
 
-@pytest.fixture
-def compared(client: Client, name: str) -> str:
+@pytest.fixture(scope="module")
+def compared(service) -> str:
     """Recipes `good` with two seeds and two versions each, `bad` with one that has failed."""
+    client, name = service.client(), f"t-{uuid.uuid4().hex[:12]}"
     spec = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Toy-v0")
     client.create_dataset(name, spec)
     for reward in (1.0, 2.0, 6.0):
@@ -91,11 +91,7 @@ def test_a_recipe_has_one_colour_in_all_charts(
     """Also where data and random, which only one chart has, would take a recipe's colour."""
     monkeypatch.setattr("hashlib.sha256", lambda _: SimpleNamespace(digest=lambda: bytes(4)))
     drawn = page("evaluation", service.url, comparison=compared)
-    scales = []
-    for chart in drawn.get("vega_lite_chart")[:2]:  # intervals, curves
-        found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', chart.proto.spec)
-        scales.append(dict(zip(*map(json.loads, found[0]), strict=True)))
-    every, recipes = scales
+    every, recipes = (scale(drawn, chart) for chart in (0, 1))  # intervals, curves
     assert set(every) == {"good", "bad", "random", "data"} and set(recipes) == {"good", "bad"}
     assert recipes.items() <= every.items()
 
@@ -110,16 +106,15 @@ def test_only_evaluations_with_the_seeds_asked_for_are_read(client: Client, comp
     assert not read_comparison(client, compared, env="Other-v0").evaluations
 
 
-def test_no_comparison_is_drawn_until_one_is_chosen(service, compared: str, page: Page) -> None:
-    drawn = page("evaluation", service.url)
+@pytest.mark.parametrize("asked", [{}, {"comparison": "gone"}])
+def test_no_comparison_is_drawn_until_one_is_chosen(
+    service, compared: str, page: Page, asked: dict[str, str]
+) -> None:
+    drawn = page("evaluation", service.url, **asked)
+    check(drawn)
     menu = drawn.selectbox(key="comparison")
     assert menu.value is None and compared in menu.options
     assert "recipe" not in drawn.dataframe[0].value
     menu.set_value(compared).run()
-    assert not drawn.exception and "recipe" in drawn.dataframe[0].value
-
-
-def test_a_comparison_that_is_gone_is_no_error(service, compared: str, page: Page) -> None:
-    drawn = page("evaluation", service.url, comparison="gone")
     check(drawn)
-    assert drawn.selectbox(key="comparison").value is None
+    assert "recipe" in drawn.dataframe[0].value

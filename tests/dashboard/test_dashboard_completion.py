@@ -51,29 +51,28 @@ def run_script(program: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "text,coloured",
-    [
-        ("", []),
-        ("select x", [["keyword", "select"]]),
-        ("'it''s' -- no 'text", [["string", "'it''s'"], ["comment", "-- no 'text"]]),
-        ('"a \'b" /* open', [["name", '"a \'b"'], ["comment", "/* open"]]),
-        ("'open\nselect 1", [["string", "'open\nselect 1"]]),
-        ("avg (x1) IN (1e-3)", [["function", "avg"], ["keyword", "IN"], ["number", "1e-3"]]),
-        ("é ü=$n_1", [["parameter", "$n_1"]]),
-    ],
-)
-def test_parts_of_a_query_have_colours(text: str, coloured: list[list[str]]) -> None:
+def test_parts_of_a_query_have_colours() -> None:
+    cases: dict[str, list[list[str]]] = {
+        "": [],
+        "select x": [["keyword", "select"]],
+        "'it''s' -- no 'text": [["string", "'it''s'"], ["comment", "-- no 'text"]],
+        '"a \'b" /* open': [["name", '"a \'b"'], ["comment", "/* open"]],
+        "'open\nselect 1": [["string", "'open\nselect 1"]],
+        "avg (x1) IN (1e-3)": [["function", "avg"], ["keyword", "IN"], ["number", "1e-3"]],
+        "é ü=$n_1": [["parameter", "$n_1"]],
+    }
     module = json.dumps(SCRIPT.with_name("colours.js").as_uri())
     keywords = [word for words in completion.KEYWORDS for word in words.split()]
     found = run_script(
         f"import {{ tokens }} from {module};"
         f"const keywords = new Set({json.dumps(keywords)});"
-        f"console.log(JSON.stringify(tokens({json.dumps(text)}, keywords)));"
+        f"const texts = {json.dumps(list(cases))};"
+        "console.log(JSON.stringify(texts.map((text) => tokens(text, keywords))));"
     )
-    assert [part for part in found if part[0]] == coloured
-    assert "".join(part for _, part in found) == text, "nothing is lost, and nothing twice"
-    assert {kind for kind, _ in coloured} <= set(completion.COLOURS)
+    for (text, coloured), parts in zip(cases.items(), found, strict=True):
+        assert [part for part in parts if part[0]] == coloured, text
+        assert "".join(part for _, part in parts) == text, "nothing is lost, and nothing twice"
+        assert {kind for kind, _ in coloured} <= set(completion.COLOURS)
 
 
 def test_columns_tables_functions_and_datasets_are_offered_where_they_fit(

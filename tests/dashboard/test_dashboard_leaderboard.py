@@ -33,10 +33,10 @@ def evaluate(client: Client, policy: str, env: str, returns: list[float]) -> Non
     )  # fmt: skip
 
 
-@pytest.fixture
-def scored(fresh_service: Any) -> Any:
+@pytest.fixture(scope="module")
+def scored(file_service: Any) -> Any:
     """Two recipes, one with two seeds, random actions and data."""
-    client = fresh_service.client()
+    client = file_service.client()
     for recipe, cells in RETURNS.items():
         for env, seeds in cells.items():
             for seed, returns in enumerate(seeds):
@@ -51,7 +51,7 @@ def scored(fresh_service: Any) -> Any:
             "plain", obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
             rewards=np.full(2, reward, np.float32), terminated=True, env="Plain-v0",
         )  # fmt: skip
-    return fresh_service
+    return file_service
 
 
 def shown(page: AppTest) -> pd.DataFrame:

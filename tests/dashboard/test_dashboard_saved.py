@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, formatting
@@ -82,16 +81,3 @@ def test_values_are_written_as_a_person_would_type_them() -> None:
     for value in (1, 1.5, True, "x", "1", "true", '"', "a b"):
         assert formatting.value_of(formatting.text_of(value)) == value
     assert formatting.text_of("x") == "x"
-
-
-def test_without_a_service_there_is_only_the_notice(
-    fresh_service: Any, page: Page, monkeypatch: Any
-) -> None:
-    drawn = page("console", fresh_service.url)
-    check(drawn)
-    fresh_service.stop()
-    st.cache_data.clear()
-    drawn.text_input(key="save_name").set_value("kept")
-    drawn.button(key="save_go").click().run()
-    no_traceback(drawn)
-    assert len(drawn.error) == 1

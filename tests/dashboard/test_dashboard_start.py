@@ -1,7 +1,6 @@
 """The page Start: forms from the programs' own schema, over a real service."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from dashboard import api, launching, programs
 from dashboard.views.start import parse_args
 from stepwell import Box, Client, EnvSpec
 from stepwell.messages import MetricPoint, Program
-from tests.conftest import ServiceProcess, service_process
+from tests.conftest import ServiceProcess
 from tests.dashboard.conftest import Page, check
 from trainer.options import resolve
 from workbench.launcher.programs import program_of
@@ -23,25 +22,23 @@ def published() -> dict[str, Program]:
 
 
 @pytest.fixture(scope="module")
-def serving(
-    tmp_path_factory: pytest.TempPathFactory, published: dict[str, Program]
-) -> Iterator[ServiceProcess]:
+def launching_service(
+    file_service: ServiceProcess, published: dict[str, Program]
+) -> ServiceProcess:
     """A service with a launcher and a dataset."""
-    process = service_process(tmp_path_factory)
-    client = process.client()
+    client = file_service.client()
     client.heartbeat("box-1", role="launcher", host="box")
     for role, program in published.items():
         client.put_program("box-1", role, program)
     client.create_dataset("hops", EnvSpec.of(Box((2,)), Box((1,)), env="Hopper-v5"))
-    yield process
-    process.close()
+    return file_service
 
 
 @pytest.fixture
-def box(serving: ServiceProcess) -> ServiceProcess:
+def box(launching_service: ServiceProcess) -> ServiceProcess:
     """It, with the launcher just heard of."""
-    serving.client().heartbeat("box-1", role="launcher", host="box")
-    return serving
+    launching_service.client().heartbeat("box-1", role="launcher", host="box")
+    return launching_service
 
 
 def key(name: str, recipe: str = "offline", role: str = "train") -> str:

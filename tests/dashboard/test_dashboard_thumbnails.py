@@ -2,6 +2,7 @@
 
 import base64
 import io
+import uuid
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from tests.dashboard.conftest import Page, no_traceback
 MANY = 25
 
 
-@pytest.fixture
-def films(client: Client, name: str) -> str:
+@pytest.fixture(scope="module")
+def films(service: Any) -> str:
     """The k-th trajectory is grey: k in its first frame, 100 + k in its last, 255 between."""
+    client, name = service.client(), f"t-{uuid.uuid4().hex[:12]}"
     image = Box((8, 16, 3), dtype="uint8", low=0, high=255)
     spec = EnvSpec.of({"vector": Box((2,)), "cam/left": image}, Discrete(3), env="Toy-v0")
     client.create_dataset(name, spec)

@@ -65,7 +65,7 @@ def test_one_version_its_card_and_what_differs(
     assert any(made.digest in one and "CC0-1.0" in one for one in shown), "the card"
     assert any(f"--dataset {dataset}@v2" in one.value for one in drawn.markdown)
     assert not any(one.key.startswith("version_before") for one in drawn.selectbox if one.key)
-    drawn.session_state["version_compare"] = True
+    drawn.session_state["version_compare_open"] = True
     drawn.run()
     check(open_folders(drawn))
     shown = [code.value for code in drawn.code]

@@ -155,6 +155,26 @@ def test_a_service_that_stops_and_returns_is_one_notice_meanwhile(
     assert runs.slider(key="smooth").value == 0.5
 
 
+def writing() -> None:
+    """A page, drawn by AppTest."""
+    import streamlit as st
+
+    from dashboard import api, components
+
+    def write() -> None:
+        raise api.ServiceUnreachable("the connection broke")
+
+    st.text_input("Name", "kept")
+    assert not components.attempt(write, "done")
+
+
+def test_after_a_write_without_an_answer_the_input_stays() -> None:
+    drawn = AppTest.from_function(writing, default_timeout=120).run()
+    no_traceback(drawn)
+    assert drawn.error[0].value == "Not known whether this was done: the connection broke"
+    assert drawn.text_input[0].value == "kept" and not drawn.toast
+
+
 def test_a_part_that_breaks_while_the_service_is_ready_is_not_asked_without_a_pause(
     service, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -622,6 +642,9 @@ def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Pag
     assert table["policies"].tolist() == [f"{filled}-a/1, {filled}-b/1"]
     assert table["mean"].tolist() == [1.5]
     assert drawn.dataframe[-1].value["return"].tolist() == [1.0, 2.0]
+    assert len(drawn.get("video")) == len(drawn.get("image")) == 0
+    command = f"stepwell evaluate --policy {filled}-b/1 --env Env-{filled} --videos 3"
+    assert command in texts(drawn), "how to record some"
 
 
 def test_a_title_stands_with_the_name_of_a_run(
@@ -652,16 +675,6 @@ def test_a_title_stands_with_the_name_of_a_run(
     check(drawn)
     # A link outlives a change of the title.
     assert drawn.query_params["node"] in (f"dataset:{own}", [f"dataset:{own}"])
-
-
-def test_an_evaluation_without_videos_says_how_to_record_them(
-    service, filled: str, page: Page
-) -> None:
-    drawn = page("evaluation", service.url, env=f"Env-{filled}", one_open="true")
-    check(drawn)
-    assert len(drawn.get("video")) == len(drawn.get("image")) == 0
-    command = f"stepwell evaluate --policy {filled}-b/1 --env Env-{filled} --videos 3"
-    assert command in texts(drawn)
 
 
 def test_videos_of_an_evaluation_are_played(service, own: str, client: Client, page: Page) -> None:
