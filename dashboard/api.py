@@ -390,19 +390,20 @@ def film(trajectory_id: str, key: str) -> bytes:
     return gif(steps(trajectory_id).obs[key])
 
 
+def _page(page: Any, path: str, **params: Any) -> tuple[list[Any], str | None]:
+    """One page of a list, newest first, and the cursor of the next one."""
+    found = client().ask(page, "GET", path, params={"limit": PAGE, **params})
+    return found.items, found.next  # a Page[…] cannot be pickled for the cache
+
+
 @read(2)
 def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    params = {"limit": PAGE, "cursor": cursor}
-    page = client().ask(Page[Launch], "GET", "/v1/launches", params=params)
-    return page.items, page.next  # a Page[Launch] cannot be pickled for the cache
+    return _page(Page[Launch], "/v1/launches", cursor=cursor)
 
 
 @read(2)
 def audit(cursor: str | None = None) -> tuple[list[AuditEntry], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    page = client().audit(limit=PAGE, cursor=cursor)
-    return page.items, page.next
+    return _page(Page[AuditEntry], "/v1/audit", cursor=cursor)
 
 
 @read(2)
@@ -415,10 +416,7 @@ def open_launches() -> list[Launch]:
 
 @read(2)
 def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    params = {"limit": PAGE, "cursor": cursor, "state": state}
-    page = client().ask(Page[Job], "GET", "/v1/jobs", params=params)
-    return page.items, page.next
+    return _page(Page[Job], "/v1/jobs", cursor=cursor, state=state)
 
 
 def open_jobs() -> list[Job]:

@@ -77,34 +77,18 @@ def draw(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> No
     `tables`: those of the schema, each with `name` and `columns`. `dataset`: the one whose steps
     bare `steps` are.
     """
+    selector = {"selector": f".st-key-{key} textarea"}
+    colours = {**selector, "keywords": KEYWORDS, "colours": COLOURS}
     with st.container(gap=None):  # neither draws anything in its place
-        _component()(key=f"{key}_completion", data=_data(key, tables, query, dataset))
-        colours = {"selector": _selector(key), "keywords": KEYWORDS, "colours": COLOURS}
-        _colours()(key=f"{key}_colours", data=colours)
+        offered = {**selector, "words": words(tables, query, dataset)}
+        _component("completion", HTML, CSS)(key=f"{key}_completion", data=offered)
+        _component("colours")(key=f"{key}_colours", data=colours)
 
 
 @cache
-def _component() -> Any:
-    return st.components.v2.component(
-        "stepwell_completion", html=HTML, css=CSS, js=_script("completion.js")
-    )
-
-
-@cache
-def _colours() -> Any:
-    return st.components.v2.component("stepwell_colours", html="", js=_script("colours.js"))
-
-
-def _script(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
-
-
-def _selector(key: str) -> str:
-    return f".st-key-{key} textarea"
-
-
-def _data(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:
-    return {"selector": _selector(key), "words": words(tables, query, dataset)}
+def _component(name: str, html: str = "", css: str | None = None) -> Any:
+    script = Path(__file__).with_name(f"{name}.js").read_text()
+    return st.components.v2.component(f"stepwell_{name}", html=html, css=css, js=script)
 
 
 def words(tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:

@@ -285,8 +285,11 @@ class Pages:
 def choose(
     label: str, options: Sequence[Any], key: str, none: str = "", *, linked: bool = True, **how: Any
 ) -> Any:
-    """A menu whose choice is in the address, as `key`, if it is `linked`. Streamlit forgets one that
-    is none of the options, as in an old link. `none`: the text of the option "" or None."""
+    """A menu whose choice is in the address, as `key`, if it is `linked`.
+
+    Streamlit forgets a choice that is none of the options, as of an old link. `none`: the text of
+    the option "" or None.
+    """
     if none:
         how["format_func"] = lambda option: option or none
     return st.selectbox(label, options, key=key, bind="query-params" if linked else None, **how)
@@ -411,7 +414,7 @@ def table(
     config = {**dict.fromkeys(times, WHEN), **dict.fromkeys(sizes, SIZE), **(columns or {})}
     if colours:
         config[MARK] = MARK_COLUMN
-    height = "auto" if most_height is None else height_of(frame, most_height)
+    height = "auto" if most_height is None else height_of(frame, most_height, row_height or 35)
     options: dict[str, Any] = {"hide_index": True, "column_config": config, "height": height}
     options |= {"row_height": row_height, "placeholder": missing}
     shown: Any = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
@@ -433,9 +436,9 @@ def without_empty(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return frame.drop(columns=empty)
 
 
-def height_of(frame: pd.DataFrame, most: int) -> int:
-    """Pixels of a table with all its rows, or at most so many."""
-    return min(most, 38 + 35 * len(frame))
+def height_of(frame: pd.DataFrame, most: int, row: int = 35) -> int:
+    """Pixels of a table with all its rows, or at most so many. `row`: those of one."""
+    return min(most, 38 + row * len(frame))
 
 
 def moments(seconds: pd.Series) -> pd.Series:

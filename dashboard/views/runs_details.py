@@ -9,6 +9,7 @@ import streamlit as st
 
 from dashboard import api, components, formatting
 from dashboard.formatting import pluralize
+from dashboard.views import workers
 
 LOG_LINES = 500
 LOG_HEIGHT = 360
@@ -141,15 +142,9 @@ def _manage(run: Any) -> None:
         if st.form_submit_button("Save", key="run_save"):
             changed = {"title": title, "tags": components.tags_of(tags), "notes": notes}
             components.change(lambda: api.client().patch_run(run.name, **changed), "saved")
-    mine = [w for w in api.workers() if w.run == run.name and w.alive]
+    mine = [w.id for w in api.workers() if w.run == run.name and w.alive]
     with st.container(horizontal=True):
-        for what, icon in (("pause", "pause"), ("resume", "play_arrow"), ("stop", "stop")):
-            if st.button(what.capitalize(), icon=f":material/{icon}:", key=f"run_{what}",
-                         disabled=not mine):  # fmt: skip
-                components.attempt(
-                    lambda what=what: [api.client().command(w.id, what) for w in mine],  # type: ignore[misc]
-                    f"{what}: sent",
-                )
+        workers.buttons(("pause", "resume", "stop"), mine, "run")
     if not mine:
         st.caption("No live process of this run reports here.")
     components.link(

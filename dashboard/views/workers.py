@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import streamlit as st
@@ -78,17 +79,23 @@ def _commands(found: list[Any]) -> None:
         chosen = st.multiselect(
             "Send a command to", [w.id for w in able], key="command", placeholder="choose workers"
         )
-        for what, (icon, note) in COMMANDS.items():
-            if st.button(what.capitalize(), icon=f":material/{icon}:", help=note,
-                         key=f"command_{what}", disabled=not chosen):  # fmt: skip
-                components.change(
-                    lambda what=what: [api.client().command(w, what) for w in chosen],  # type: ignore[misc]
-                    f"{what}: sent to {len(chosen)}",
-                )
+        buttons(COMMANDS, chosen, "command")
     errors = [w for w in found if w.last_error.strip()]
     for w in errors:
         with st.expander(f"Last error of {w.id}", icon=":material/error:"):
             st.code(w.last_error, language=None, wrap_lines=True)
+
+
+def buttons(commands: Iterable[str], chosen: Sequence[str], key: str) -> None:
+    """A button for each command to these workers."""
+    for what in commands:
+        icon, note = COMMANDS[what]
+        if st.button(what.capitalize(), icon=f":material/{icon}:", help=note, key=f"{key}_{what}",
+                     disabled=not chosen):  # fmt: skip
+            components.change(
+                lambda what=what: [api.client().command(w, what) for w in chosen],  # type: ignore[misc]
+                f"{what}: sent to {len(chosen)}",
+            )
 
 
 def _lines() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import streamlit as st
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components
+from stepwell import Box, Client, Discrete, EnvSpec
 from tests.conftest import ServiceProcess, service_process
 
 
@@ -49,6 +52,26 @@ def scale(page: AppTest, chart: int = 0) -> dict[str, str]:
     spec = page.get("vega_lite_chart")[chart].proto.spec
     found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', spec)
     return dict(zip(*map(json.loads, found[0]), strict=True))
+
+
+def play(client: Client, dataset: str, env: str, *returns: float) -> None:
+    """Episodes of two steps of zeros with these returns, into a new dataset."""
+    client.create_dataset(dataset, EnvSpec.of(Box((1,)), Discrete(2), env=env))
+    for total in returns:
+        client.add(
+            dataset, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+            rewards=np.full(2, total / 2, np.float32), terminated=True, env=env,
+        )  # fmt: skip
+
+
+def evaluate(
+    client: Client, policy: str, env: str, returns: Sequence[float], **fields: Any
+) -> None:
+    """An evaluation with these returns, of the seeds from 0, unless told otherwise."""
+    mean = float(np.mean(returns))
+    given = {"mean": mean, "iqm": mean, "ci_low": min(returns), "ci_high": max(returns)}
+    given |= {"seeds": list(range(len(returns))), **fields}
+    client.create_evaluation(policy=policy, env=env, returns=list(returns), **given)
 
 
 def open_folders(page: AppTest) -> AppTest:

@@ -1,23 +1,14 @@
 """The dashboard manages: what its buttons do is seen in the service, through its own client."""
 
-import numpy as np
 import pytest
 
-from stepwell import Box, Client, EnvSpec, NotFound
-from tests.dashboard.conftest import Page, check, no_traceback
+from stepwell import Client, NotFound
+from tests.dashboard.conftest import Page, check, no_traceback, play
 
 
 @pytest.fixture
 def dataset(client: Client, name: str) -> str:
-    client.create_dataset(name, EnvSpec.of(Box((2,)), Box((1,))))
-    for i in range(4):
-        client.add(
-            name,
-            obs=np.zeros((4, 2), np.float32),
-            actions=np.zeros((3, 1), np.float32),
-            rewards=np.full(3, float(i), np.float32),
-            terminated=True,
-        )
+    play(client, name, "Toy-v0", 0.0, 3.0, 6.0, 9.0)
     return name
 
 

@@ -3,12 +3,11 @@
 import uuid
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from stepwell import Box, Client, EnvSpec
+from stepwell import Client
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import Page, check, open_folders, scale
+from tests.dashboard.conftest import Page, check, evaluate, open_folders, play, scale
 from workbench.analysis.comparison import RATE, read_comparison
 from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
@@ -19,17 +18,7 @@ RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3
 def compared(service) -> str:
     """Recipes `good` with two seeds and two versions each, `bad` with one that has failed."""
     client, name = service.client(), f"t-{uuid.uuid4().hex[:12]}"
-    spec = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Toy-v0")
-    client.create_dataset(name, spec)
-    for reward in (1.0, 2.0, 6.0):
-        client.add(
-            name,
-            obs=np.zeros((3, 2), np.float32),
-            actions=np.zeros((2, 1), np.float32),
-            rewards=np.full(2, reward / 2, np.float32),
-            terminated=True,
-            env="Toy-v0",
-        )
+    play(client, name, "Toy-v0", 1.0, 2.0, 6.0)
     client.flush(name)
     tags = [f"comparison:{name}", "mine"]
     for (recipe, seed), returns in [*RETURNS.items(), (("bad", 1), None)]:
@@ -42,23 +31,19 @@ def compared(service) -> str:
         client.log_metrics(run, [MetricPoint(key=RATE, step=200, value=100.0, time=0.0)])
         client.patch_run(run, status="finished")
         for version in (100, 200):
-            evaluate(client, f"{run}-eval-{version}", f"{run}/{version}", returns, tags)
-    evaluate(client, f"{name}-random", "random", [0.0, 0.5], tags)
+            played(client, f"{run}-eval-{version}", f"{run}/{version}", returns, tags)
+    played(client, f"{name}-random", "random", [0.0, 0.5], tags)
     # Of the same policy, and not of the comparison.
-    evaluate(client, f"{name}-else", f"{name}-good-0/200", [99.0, 99.0], [])
+    played(client, f"{name}-else", f"{name}-good-0/200", [99.0, 99.0], [])
     return name
 
 
-def evaluate(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
+def played(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
     client.create_run(run, "eval", config={"env": "Toy-v0"}, tags=tags)
     client.patch_run(run, status="finished")
     # The newest counts; an earlier one had other seeds.
     for seeds, values in (([7, 8], [-50.0, -50.0]), ([0, 1], returns)):
-        mean = float(np.mean(values))
-        client.create_evaluation(
-            run=run, policy=policy, env="Toy-v0", seeds=seeds, returns=values, mean=mean, iqm=mean,
-            ci_low=mean - 1, ci_high=mean + 1,
-        )  # fmt: skip
+        evaluate(client, policy, "Toy-v0", values, run=run, seeds=seeds)
 
 
 def test_a_chosen_comparison_is_a_table_with_its_query(

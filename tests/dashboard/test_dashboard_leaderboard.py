@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import streamlit as st
@@ -13,9 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import ranking
 from dashboard.views import score_table
-from stepwell import Client
-from stepwell.spaces import Box, Discrete, EnvSpec
-from tests.dashboard.conftest import Page, check
+from tests.dashboard.conftest import Page, check, evaluate, play
 from workbench.analysis.confidence_intervals import bootstrap_grouped_iqm, bootstrap_grouped_mean
 
 ENVS = ("Hopper-v5", "Plain-v0", "Walker2d-v5")
@@ -23,14 +20,6 @@ RETURNS = {
     "bc": {"Hopper-v5": ([900.0, 1000.0, 1700.0, 1100.0], [1200.0, 1200.0, 1300.0, 100.0])},
     "dpg": {env: ([30.0, 10.0, 20.0, 60.0],) for env in ENVS},
 }
-
-
-def evaluate(client: Client, policy: str, env: str, returns: list[float]) -> None:
-    mean = float(np.mean(returns))
-    client.create_evaluation(
-        policy=policy, env=env, seeds=list(range(len(returns))), returns=returns, mean=mean,
-        iqm=mean, ci_low=mean, ci_high=mean,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +34,7 @@ def scored(file_service: Any) -> Any:
                 client.create_run(run, "train", config=config)
                 evaluate(client, f"{run}/1", env, returns)
     evaluate(client, "random", "Plain-v0", [0.0, 1.0])
-    client.create_dataset("plain", EnvSpec.of(Box((1,)), Discrete(2), env="Plain-v0"))
-    for reward in (1.0, 2.0):
-        client.add(
-            "plain", obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-            rewards=np.full(2, reward, np.float32), terminated=True, env="Plain-v0",
-        )  # fmt: skip
+    play(client, "plain", "Plain-v0", 2.0, 4.0)
     return file_service
 
 

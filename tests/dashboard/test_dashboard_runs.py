@@ -15,7 +15,7 @@ from dashboard.curve_cache import Curves
 from dashboard.views import runs_config, runs_curves, runs_table
 from stepwell import Client
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import Page, check, no_traceback, open_folders, scale
+from tests.dashboard.conftest import Page, check, evaluate, no_traceback, open_folders, scale
 
 
 def point(key: str, step: int, value: float) -> MetricPoint:
@@ -130,10 +130,7 @@ def test_fifty_runs_have_fifty_colours_which_are_the_same_on_every_page(
     for run in names[::7]:
         client.heartbeat(f"{run}-w", role="train", run=run)
         client.create_run(f"{run}-eval", "eval", config={"env": name}, tags=tags)
-        client.create_evaluation(
-            run=f"{run}-eval", policy=f"{run}/1", env=name, seeds=[0], returns=[1.0], mean=1.0,
-            iqm=1.0, ci_low=1.0, ci_high=1.0,
-        )  # fmt: skip
+        evaluate(client, f"{run}/1", name, [1.0], run=f"{run}-eval")
     whole: dict[str, str] = {}
     for at in (0, 25):
         drawn = page("runs", service.url, search=f"{name}-", run=names[at : at + 25])

@@ -13,7 +13,7 @@ from dashboard import api
 from dashboard.views import thumbnails
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.errors import ServiceUnreachable
-from tests.dashboard.conftest import Page, no_traceback
+from tests.dashboard.conftest import Page, no_traceback, play
 
 MANY = 25
 
@@ -77,9 +77,7 @@ def test_a_link_with_pictures_reads_only_their_page_of_the_list(
 def test_without_images_nothing_is_offered_or_read(
     service: Any, client: Client, name: str, page: Page, monkeypatch: Any
 ) -> None:
-    client.create_dataset(name, EnvSpec.of(Box((2,)), Discrete(3), env="Toy-v0"))
-    client.add(name, obs=np.zeros((3, 2), np.float32), actions=np.zeros(2, np.int64),
-               rewards=np.ones(2, np.float32), terminated=True, env="Toy-v0")  # fmt: skip
+    play(client, name, "Toy-v0", 2.0)
 
     def never(*_: Any) -> Any:
         raise AssertionError("frames were read")

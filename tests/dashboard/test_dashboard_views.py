@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import api, components, curve_cache
 from stepwell import Box, Client, Discrete, EnvSpec, cli
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import Page, check, no_traceback, open_folders, texts
+from tests.dashboard.conftest import Page, check, evaluate, no_traceback, open_folders, play, texts
 from tests.index_file import write_index
 from workbench.analysis.confidence_intervals import iqm
 from workbench.analysis.doctor import Report
@@ -74,10 +74,7 @@ def fill(client: Client, name: str) -> str:
         client.log_metrics(run, points)
         client.publish_policy(run, 1, b"weights", step=20)
         client.patch_run(run, log="hello from the log")
-        client.create_evaluation(
-            run=run, policy=f"{run}/1", env=f"Env-{name}", seeds=[0, 1], returns=[1.0, 2.0],
-            mean=1.5, iqm=1.5, ci_low=1.0, ci_high=2.0, dataset=name,
-        )  # fmt: skip
+        evaluate(client, f"{run}/1", f"Env-{name}", [1.0, 2.0], run=run, dataset=name)
     client.heartbeat(f"{name}-w", role="train", run=f"{name}-a", counters={"updates": 7})
     client.create_launch("train", "offline", {"dataset": name})
     return name
@@ -824,10 +821,7 @@ def test_the_leaderboard_folds_seeds_and_has_references(
     """Two runs with one config are a row; its interval is that of the statistic drawn."""
     env = f"Env-{own}"
     for policy, returns in ((f"{own}-a/2", [9.0, 9.0]), ("random", [0.0, 0.5])):
-        client.create_evaluation(
-            policy=policy, env=env, seeds=[0, 1], returns=returns, mean=sum(returns) / 2,
-            iqm=sum(returns) / 2, ci_low=0.0, ci_high=9.0,
-        )  # fmt: skip
+        evaluate(client, policy, env, returns)
     drawn = page("evaluation", service.url, env=env)
     check(drawn)
     table = drawn.dataframe[0].value
@@ -837,10 +831,7 @@ def test_the_leaderboard_folds_seeds_and_has_references(
     assert table["policies"][0] == f"{own}-a/2, {own}-b/1"
     drawn.segmented_control(key="statistic").set_value("IQM").run()
     check(drawn)
-    client.create_evaluation(
-        policy=f"{own}-a/3", env=env, seeds=[0], returns=[-1.0], mean=-1.0, iqm=-1.0,
-        ci_low=-1.0, ci_high=-1.0,
-    )  # fmt: skip
+    evaluate(client, f"{own}-a/3", env, [-1.0])
     st.cache_data.clear()
     drawn = page("evaluation", service.url, env=env)
     assert drawn.dataframe[0].value["mean"][0] == 0.25
@@ -851,19 +842,10 @@ def test_the_leaderboard_folds_seeds_and_has_references(
 def test_d4rl_environments_and_data_stand_beside_policies(
     service, client: Client, name: str, page: Page
 ) -> None:
-    spec = EnvSpec.of(Box((1,)), Discrete(2), env="Hopper-v5")
-    client.create_dataset(name, spec)
     returns = [0.0, 10.0, 20.0, 30.0, 440.0]
-    for total in returns:
-        client.add(
-            name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-            rewards=np.full(2, total / 2, np.float32), terminated=True, env="Hopper-v5",
-        )  # fmt: skip
+    play(client, name, "Hopper-v5", *returns)
     client.create_run(name, "train", config={})
-    client.create_evaluation(
-        policy=f"{name}/1", env="Hopper-v5", seeds=[0, 1], returns=[1000.0, 1200.0], mean=1100.0,
-        iqm=1100.0, ci_low=1000.0, ci_high=1200.0,
-    )  # fmt: skip
+    evaluate(client, f"{name}/1", "Hopper-v5", [1000.0, 1200.0])
     drawn = page("evaluation", service.url, env="Hopper-v5")
     check(drawn)
     table = drawn.dataframe[0].value.set_index("policy")
