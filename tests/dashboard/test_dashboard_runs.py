@@ -41,6 +41,18 @@ def runs(client: Client, name: str) -> list[str]:
     return names
 
 
+@pytest.fixture
+def charted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[pd.DataFrame, dict[str, Any]]]:
+    """The data and the options of the curves of a page, in place of drawing them."""
+    found: list[tuple[pd.DataFrame, dict[str, Any]]] = []
+    for kind in ("lines", "bands"):
+        monkeypatch.setattr(
+            runs_curves.charts, kind, lambda data, **how: found.append((data, how)) or ()
+        )
+    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
+    return found
+
+
 def table(page: AppTest) -> pd.DataFrame:
     return page.dataframe[0].value.set_index("run")
 
@@ -156,13 +168,8 @@ def test_fifty_runs_have_fifty_colours_which_are_the_same_on_every_page(
 
 
 def test_a_run_gets_a_title_which_tables_legends_and_the_search_have(
-    service, client: Client, runs: list[str], name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+    service, client: Client, runs: list[str], name: str, page: Page, charted: list[Any]
 ) -> None:
-    found = {}
-    monkeypatch.setattr(
-        runs_curves.charts, "lines", lambda data, **how: found.setdefault("it", (data, how)) and {}
-    )
-    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
     drawn = page("runs", service.url, part="Details", run=runs[0])
     drawn.text_input(key="run_title").set_value(f" Low rate {name} ")
     drawn.button(key="run_save").click().run()
@@ -173,7 +180,7 @@ def test_a_run_gets_a_title_which_tables_legends_and_the_search_have(
     check(drawn)
     assert drawn.dataframe[0].value["run"].tolist() == [runs[0]]
     assert drawn.dataframe[0].value["title"].tolist() == [f"Low rate {name}"]
-    data, how = found["it"]
+    data, how = charted[-1]
     assert set(data["run"]) == {label} and list(how["colours"]) == [label]
     drawn = page("runs", service.url, search=name, part="Details")
     drawn.button(key="select_all").click().run()
@@ -296,20 +303,14 @@ def test_settings_that_differ_stand_side_by_side(
 
 @pytest.mark.parametrize("group", [runs_config.SEEDS, "agent.lr"])
 def test_seeds_are_folded_to_mean_and_interval(
-    service, runs: list[str], name: str, page: Page, group: str, monkeypatch: pytest.MonkeyPatch
+    service, runs: list[str], name: str, page: Page, group: str, charted: list[Any]
 ) -> None:
-    found = {}
-    monkeypatch.setattr(
-        runs_curves.charts, "bands", lambda data, **how: found.setdefault("it", (data, how)) and {}
-    )
-    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
     drawn = page("runs", service.url, search=name, group=group, metric="loss/all", run=runs[0])
     check(drawn)
-    assert bool(found) == (group == runs_config.SEEDS), "one run differs from none"
-    found.clear()
+    assert ("group" in charted[-1][0]) == (group == runs_config.SEEDS), "one run differs from none"
     drawn = page("runs", service.url, search=name, group=group, metric="loss/all", run=runs)
     check(drawn)
-    data, how = found["it"]
+    data, how = charted[-1]
     assert list(how["colours"]) == ["lr = 0.1 (2 runs)", "lr = 0.2 (2 runs)"]
     assert len(set(how["colours"].values())) == 2
     low = data[data["group"] == "lr = 0.1 (2 runs)"]
@@ -363,13 +364,8 @@ def test_a_mean_is_taken_where_there_are_curves() -> None:
 )
 def test_a_mean_that_ends_with_its_first_run_says_so(
     service, client: Client, name: str, page: Page, steps: tuple[int, ...], said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    charted: list[Any],
 ) -> None:  # fmt: skip
-    drawn: list[pd.DataFrame] = []
-    monkeypatch.setattr(
-        runs_curves.charts, "bands", lambda data, **_: drawn.append(data) or (data, {})
-    )
-    monkeypatch.setattr(runs_curves.st, "vega_lite_chart", lambda *_, **__: None)
     for seed, length in enumerate(steps):
         run = f"{name}-{seed}"
         client.create_run(run, "train", config={"seed": seed, "lr": 1})
@@ -381,7 +377,7 @@ def test_a_mean_that_ends_with_its_first_run_says_so(
     captions = [c.value for c in shown.caption if "all runs of a mean" in c.value]
     assert captions == ([said] if said else [])
     expected = "all (2 runs)" if min(steps) else "all (1 of 2 runs)"
-    assert set(drawn[-1]["group"]) == {expected}
+    assert set(charted[-1][0]["group"]) == {expected}
 
 
 def test_the_horizontal_axis_is_any_count_that_the_runs_report(

@@ -43,16 +43,29 @@ def ends() -> np.ndarray:
     return np.arange(1, STEPS + 1) % 10 == 0
 
 
-def sent(page: Page, url: str, name: str, data: bytes, file: str = "toy.npz") -> AppTest:
-    """The page after the click on Upload."""
+def chosen(page: Page, url: str, name: str, file: str, data: bytes) -> AppTest:
+    """The form with a file in it."""
     drawn = page("datasets", url)
     drawn.file_uploader(key="upload_file_0").upload(file, data)
     drawn.text_input(key="upload_name").set_value(name)
-    drawn.text_input(key="upload_env").set_value("Toy-v0")
+    drawn.run()
+    no_traceback(drawn)
+    return drawn
+
+
+def send(drawn: AppTest) -> AppTest:
+    """The page after the click on Upload."""
     drawn.run()
     drawn.button(key="upload_go").click().run(timeout=240)
     no_traceback(drawn)
     return drawn
+
+
+def sent(page: Page, url: str, name: str, data: bytes, file: str = "toy.npz") -> AppTest:
+    """The page after the upload of a file, without options."""
+    drawn = chosen(page, url, name, file, data)
+    drawn.text_input(key="upload_env").set_value("Toy-v0")
+    return send(drawn)
 
 
 def job_of(drawn: AppTest) -> str:
@@ -131,16 +144,6 @@ def test_a_table_is_sent_as_what_it_is(service, client: Client, name: str, page:
     assert f"3 trajectories, 30 transitions in `{name}`" in drawn.success[0].value
 
 
-def chosen(page: Page, url: str, name: str, file: str, data: bytes) -> AppTest:
-    """The form with a file in it."""
-    drawn = page("datasets", url)
-    drawn.file_uploader(key="upload_file_0").upload(file, data)
-    drawn.text_input(key="upload_name").set_value(name)
-    drawn.run()
-    no_traceback(drawn)
-    return drawn
-
-
 def options_shown(drawn: AppTest) -> set[str]:
     keys = (w.key for w in (*drawn.text_input, *drawn.checkbox, *drawn.number_input))
     return {k.removeprefix("upload_").removesuffix("_0") for k in keys if k and k.endswith("_0")}
@@ -170,9 +173,7 @@ def test_a_table_is_mapped_by_its_own_columns(
     drawn.text_area(key="upload_columns_0").set_value("info/speed=v\n")
     drawn.text_input(key="upload_action_high_0").set_value("4")
     drawn.text_input(key="upload_action_low_0").set_value("-4")
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    drawn = ended(drawn, client)
+    drawn = ended(send(drawn), client)
     assert [e.value for e in drawn.error] == []
     spec = client.dataset(name).spec
     (action,) = spec["actions"].values()
@@ -202,9 +203,7 @@ def test_a_role_without_a_column_is_not_guessed(
         parquet(obs=ones, action=ones, reward=ones, terminated=ends()),
     )  # fmt: skip
     drawn.selectbox(key="upload_role_reward_0").set_value("(no column)")
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    ended(drawn, client)
+    ended(send(drawn), client)
     query = f"SELECT max(\"return\") FROM trajectories WHERE dataset = '{name}'"
     assert client.sql(query).one() == 0
 
@@ -235,17 +234,13 @@ def test_a_wrong_option_is_the_services_error(
 ) -> None:
     drawn = chosen(page, service.url, name, "toy.npz", npz(timeouts=ends()))
     drawn.text_input(key="upload_action_low_0").set_value("much")
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    (error,) = drawn.error
+    (error,) = send(drawn).error
     assert "action_low is not a list of finite numbers" in error.value
     assert "job" not in drawn.query_params
     drawn.text_input(key="upload_action_low_0").set_value("")
     drawn.number_input(key="upload_max_steps_0").set_value(5)
     drawn.text_input(key="upload_action_0").set_value("discrete:x")
-    drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=240)
-    (error,) = ended(drawn, client).error
+    (error,) = ended(send(drawn), client).error
     assert "discrete" in error.value
 
 
