@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
@@ -264,10 +264,10 @@ def _named(names: tuple[str, ...]) -> list[Run]:
     return client().runs_page(names=names, brief=True).items
 
 
-@read(3)
-def known_runs(names: tuple[str, ...]) -> dict[str, Run]:
+def known_runs(names: Iterable[str | None]) -> dict[str, Run]:
     """Name → run, without config and metrics, of those that exist; any number of names."""
-    parts = [names[start : start + PAGE] for start in range(0, len(names), PAGE)]
+    wanted = sorted({name for name in names if name})
+    parts = [tuple(wanted[start : start + PAGE]) for start in range(0, len(wanted), PAGE)]
     return {run.name: run for part in parts for run in _named(part)}
 
 
@@ -390,19 +390,20 @@ def film(trajectory_id: str, key: str) -> bytes:
     return gif(steps(trajectory_id).obs[key])
 
 
+def _page(page: Any, path: str, **params: Any) -> tuple[list[Any], str | None]:
+    """One page of a list, newest first, and the cursor of the next one."""
+    found = client().ask(page, "GET", path, params={"limit": PAGE, **params})
+    return found.items, found.next  # a Page[…] cannot be pickled for the cache
+
+
 @read(2)
 def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    params = {"limit": PAGE, "cursor": cursor}
-    page = client().ask(Page[Launch], "GET", "/v1/launches", params=params)
-    return page.items, page.next  # a Page[Launch] cannot be pickled for the cache
+    return _page(Page[Launch], "/v1/launches", cursor=cursor)
 
 
 @read(2)
 def audit(cursor: str | None = None) -> tuple[list[AuditEntry], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    page = client().audit(limit=PAGE, cursor=cursor)
-    return page.items, page.next
+    return _page(Page[AuditEntry], "/v1/audit", cursor=cursor)
 
 
 @read(2)
@@ -415,10 +416,12 @@ def open_launches() -> list[Launch]:
 
 @read(2)
 def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job], str | None]:
-    """One page, newest first, and the cursor of the next one."""
-    params = {"limit": PAGE, "cursor": cursor, "state": state}
-    page = client().ask(Page[Job], "GET", "/v1/jobs", params=params)
-    return page.items, page.next
+    return _page(Page[Job], "/v1/jobs", cursor=cursor, state=state)
+
+
+def open_jobs() -> list[Job]:
+    """The newest jobs that have not ended."""
+    return [job for state in ("queued", "running") for job in jobs(state=state)[0]]
 
 
 # --- queries ------------------------------------------------------------------------------------

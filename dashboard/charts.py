@@ -38,17 +38,8 @@ MAX_POINTS = 5000
 """Maximum points of a chart. Callers down-sample first, because Vega draws in the browser."""
 
 
-PALETTE = (
-    "#126fd9",
-    "#cb450b",
-    "#178244",
-    "#9a4bd2",
-    "#d61f8a",
-    "#077d8d",
-    "#9b6508",
-    "#c030d2",
-    "#6a60d7",
-    "#62770d",
+PALETTE = tuple(
+    "#126fd9 #cb450b #178244 #9a4bd2 #d61f8a #077d8d #9b6508 #c030d2 #6a60d7 #62770d".split()
 )
 """Colours of lines and marks: a contrast of at least 4.5 : 1 on white and 3.5 : 1 on the dark
 ground."""
@@ -124,10 +115,7 @@ def lines(
         "color": _colour("colour" if colour else None, colours, legend=legend),
     }
     named_only = _tips({"colour": named["colour"]}) if colour else None
-    line = {"mark": LINE, "encoding": {**encoding, "tooltip": named_only}}
-    layers: list[dict[str, Any]] = [line]
-    if len(data) <= FEW:
-        layers.append({"mark": POINT, "encoding": {**encoding, "tooltip": _tips(named)}})
+    layers = _line(data, encoding, named_only, _tips(named))
     if cursor is not None:
         rule = {"type": "rule", "color": CURSOR, "strokeWidth": 2}
         at = {"x": {"field": "at", "type": "quantitative"}}
@@ -152,14 +140,19 @@ def bands(
     area = {"x": x, "y": _number("low", y_title, scale=scale), "y2": {"field": "high"}}
     line = {"x": x, "y": _number("value", y_title, scale=scale), "color": colour}
     shade = {"type": "area", "opacity": 0.2, "aria": False}
-    layers: list[dict[str, Any]] = [
-        {"mark": shade, "encoding": {**area, "color": colour}},
-        {"mark": LINE, "encoding": {**line, "tooltip": [{"field": "group"}]}},
-    ]
-    if len(data) <= FEW:
-        tooltip = [{"field": tip} for tip in tips]
-        layers.append({"mark": POINT, "encoding": {**line, "tooltip": tooltip}})
+    layers = [{"mark": shade, "encoding": {**area, "color": colour}}]
+    layers += _line(data, line, [{"field": "group"}], [{"field": tip} for tip in tips])
     return data, _layered(layers, height)
+
+
+def _line(
+    data: pd.DataFrame, encoding: dict[str, Any], line_tips: Any, point_tips: Any
+) -> list[dict[str, Any]]:
+    """A line, and marks where there are few points."""
+    layers = [{"mark": LINE, "encoding": {**encoding, "tooltip": line_tips}}]
+    if len(data) <= FEW:
+        layers.append({"mark": POINT, "encoding": {**encoding, "tooltip": point_tips}})
+    return layers
 
 
 def histogram(

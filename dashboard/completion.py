@@ -22,37 +22,18 @@ KEYWORDS = (
     *("USING", "UNION ALL", "WITH", "OVER", "PARTITION BY", "QUALIFY", "FILTER", "ALL", "DESC"),
     *("ASC", "NULLS LAST", "TRUE", "FALSE", "NULL", "EXCLUDE", "USING SAMPLE"),
 )
-FUNCTIONS = (
-    *("count", "sum", "avg", "min", "max", "median", "stddev", "var_samp", "mode", "quantile_cont"),
-    *(
-        "arg_max",
-        "arg_min",
-        "any_value",
-        "first",
-        "last",
-        "list",
-        "histogram",
-        "corr",
-        "covar_samp",
-    ),
-    *(
-        "regr_slope",
-        "approx_quantile",
-        "approx_count_distinct",
-        "bool_and",
-        "bool_or",
-        "string_agg",
-    ),
-    *("row_number", "rank", "dense_rank", "lag", "lead", "ntile", "first_value", "last_value"),
-    *("abs", "sqrt", "pow", "exp", "ln", "log10", "floor", "ceil", "round", "sign", "greatest"),
-    *("least", "coalesce", "nullif", "if", "isnan", "isfinite", "cos", "sin", "tan", "atan2"),
-    *("list_contains", "list_sum", "list_avg", "list_min", "list_max", "list_transform", "len"),
-    *("list_filter", "list_sort", "list_distinct", "list_dot_product", "array_distance", "unnest"),
-    *("range", "generate_series", "map_keys", "map_values", "element_at", "struct_pack"),
-    *("contains", "starts_with", "split_part", "regexp_matches", "regexp_extract", "replace"),
-    *("lower", "upper", "concat", "concat_ws", "substring", "length", "json_extract"),
-    *("json_extract_string", "to_timestamp", "epoch", "date_trunc", "strftime", "octet_length"),
-    *("hash", "md5", "typeof", "cast", "try_cast"),
+FUNCTIONS = tuple(
+    """
+    count sum avg min max median stddev var_samp mode quantile_cont arg_max arg_min any_value first
+    last list histogram corr covar_samp regr_slope approx_quantile approx_count_distinct bool_and
+    bool_or string_agg row_number rank dense_rank lag lead ntile first_value last_value abs sqrt pow
+    exp ln log10 floor ceil round sign greatest least coalesce nullif if isnan isfinite cos sin tan
+    atan2 list_contains list_sum list_avg list_min list_max list_transform len list_filter list_sort
+    list_distinct list_dot_product array_distance unnest range generate_series map_keys map_values
+    element_at struct_pack contains starts_with split_part regexp_matches regexp_extract replace
+    lower upper concat concat_ws substring length json_extract json_extract_string to_timestamp
+    epoch date_trunc strftime octet_length hash md5 typeof cast try_cast
+    """.split()
 )
 MOST_TABLES = 100
 """Datasets whose columns are sent to the browser; those of others come when a query names them."""
@@ -96,34 +77,18 @@ def draw(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> No
     `tables`: those of the schema, each with `name` and `columns`. `dataset`: the one whose steps
     bare `steps` are.
     """
+    selector = {"selector": f".st-key-{key} textarea"}
+    colours = {**selector, "keywords": KEYWORDS, "colours": COLOURS}
     with st.container(gap=None):  # neither draws anything in its place
-        _component()(key=f"{key}_completion", data=_data(key, tables, query, dataset))
-        colours = {"selector": _selector(key), "keywords": KEYWORDS, "colours": COLOURS}
-        _colours()(key=f"{key}_colours", data=colours)
+        offered = {**selector, "words": words(tables, query, dataset)}
+        _component("completion", HTML, CSS)(key=f"{key}_completion", data=offered)
+        _component("colours")(key=f"{key}_colours", data=colours)
 
 
 @cache
-def _component() -> Any:
-    return st.components.v2.component(
-        "stepwell_completion", html=HTML, css=CSS, js=_script("completion.js")
-    )
-
-
-@cache
-def _colours() -> Any:
-    return st.components.v2.component("stepwell_colours", html="", js=_script("colours.js"))
-
-
-def _script(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
-
-
-def _selector(key: str) -> str:
-    return f".st-key-{key} textarea"
-
-
-def _data(key: str, tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:
-    return {"selector": _selector(key), "words": words(tables, query, dataset)}
+def _component(name: str, html: str = "", css: str | None = None) -> Any:
+    script = Path(__file__).with_name(f"{name}.js").read_text()
+    return st.components.v2.component(f"stepwell_{name}", html=html, css=css, js=script)
 
 
 def words(tables: Sequence[Any], query: str, dataset: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pandas as pd
@@ -35,6 +35,11 @@ WHEN = st.column_config.DatetimeColumn(format="distance")
 """A column of times, drawn as "2 hours ago": it sorts by time, unlike such a text."""
 SIZE = st.column_config.NumberColumn(format="bytes")
 """A column of bytes, drawn as "1.2MB"."""
+WHOLE = st.column_config.NumberColumn(format="%d")
+HUNDREDTHS = st.column_config.NumberColumn(format="%.2f")
+GROUPED = st.column_config.NumberColumn(format="localized")
+SHARE = st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0)
+"""A column of numbers from 0 to 1, drawn as a bar."""
 _AWAY, _PAGES, _REFUSED = "_away", "_pages", "_refused"
 
 
@@ -43,9 +48,15 @@ def remember_pages(pages: dict[str, Any]) -> None:
     st.session_state[_PAGES] = pages
 
 
-def page(name: str) -> Any | None:
-    """The st.Page of that name, or None if a view is run without the router (as in tests)."""
-    return st.session_state.get(_PAGES, {}).get(name)
+def link(page: str, label: str, icon: str = "", **query: str) -> None:
+    """A link to another page; nothing if a view is run without the router (as in tests)."""
+    found = st.session_state.get(_PAGES, {}).get(page)
+    if found is not None:
+        st.page_link(found, label=label, icon=_icon(icon), query_params=query)
+
+
+def _icon(name: str) -> str | None:
+    return f":material/{name}:" if name else None
 
 
 def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -170,6 +181,22 @@ def attempt(action: Callable[[], Any], done: str) -> bool:
     return True
 
 
+def change(action: Callable[[], Any], done: str) -> None:
+    """Run a write from a button; on success, draw the page anew with what it changed."""
+    if attempt(action, done):
+        st.rerun()
+
+
+def confirm(
+    label: str, icon: str, warning: str, key: str, action: Callable[[], Any], done: str
+) -> None:
+    """A button that says what its click does, and asks for a second one."""
+    with st.popover(label, icon=_icon(icon)):
+        st.write(warning)
+        if st.button(f"{label} it", type="primary", key=key):
+            change(action, done)
+
+
 def empty(message: str, command: str | None = None) -> None:
     """The empty state of a part: what is missing, and the command that creates it."""
     st.info(message, icon=":material/inbox:")
@@ -255,30 +282,64 @@ class Pages:
 # --- tables and the SQL behind them --------------------------------------------------------------
 
 
+def choose(
+    label: str, options: Sequence[Any], key: str, none: str = "", *, linked: bool = True, **how: Any
+) -> Any:
+    """A menu whose choice is in the address, as `key`, if it is `linked`.
+
+    Streamlit forgets a choice that is none of the options, as of an old link. `none`: the text of
+    the option "" or None.
+    """
+    if none:
+        how["format_func"] = lambda option: option or none
+    return st.selectbox(label, options, key=key, bind="query-params" if linked else None, **how)
+
+
 def menu(label: str, options: Mapping[str, str], key: str) -> str:
     """A menu of value → text, at least one. The address has the value, whatever the text is."""
     if (asked := st.query_params.get(key)) in options:
         st.session_state[key] = asked
-    elif st.session_state.get(key) not in options:
-        st.session_state.pop(key, None)
 
     def write() -> None:
         st.query_params[key] = st.session_state[key]
 
-    return st.selectbox(
-        label, list(options), key=key, format_func=options.__getitem__, on_change=write
+    chosen: str = choose(
+        label, list(options), key, linked=False, format_func=options.__getitem__, on_change=write
     )
+    return chosen
+
+
+def columns(items: Sequence[Any], count: int, **how: Any) -> Iterator[tuple[Any, Any]]:
+    """Each item with its place, `count` to a row."""
+    for start in range(0, len(items), count):
+        yield from zip(st.columns(count, **how), items[start : start + count], strict=False)
 
 
 def folder(
-    label: str, key: str, icon: str | None = None, expanded: bool = False, *, linked: bool = False
-) -> Any:
-    """An expander that says whether it is `open`: what is in it is drawn only then.
+    label: str,
+    key: str,
+    draw: Callable[[], object],
+    icon: str = "",
+    *,
+    expanded: bool = False,
+    linked: bool = False,
+    compact: bool = False,
+) -> None:
+    """An expander: what is in it is read and drawn only while it is open.
 
-    `linked`: the address says so, too.
+    Opening it draws nothing else again, unless it is `linked`: the address says so, too.
     """
-    bind: Any = "query-params" if linked else None
-    return st.expander(label, expanded, key=f"{key}{OPEN}", icon=icon, on_change="rerun", bind=bind)
+
+    def part() -> None:
+        bind: Any = "query-params" if linked else None
+        with st.expander(
+            label, expanded, key=f"{key}{OPEN}", icon=_icon(icon), on_change="rerun", bind=bind,
+            type="compact" if compact else "default",
+        ) as opened:  # fmt: skip
+            if opened.open:
+                draw()
+
+    (part if linked else st.fragment(part))()
 
 
 def tabs(parts: Mapping[str, Callable[[], None]], key: str) -> None:
@@ -301,41 +362,36 @@ def open_tab(labels: Iterable[str], key: str) -> str:
     return str(asked) if asked in known else known[0]
 
 
-@st.fragment
 def json_note(label: str, value: Any, key: str) -> None:
     """A value as JSON, once it is opened."""
-    with folder(label, key) as note:
-        if note.open:
-            st.code(show_json(value), language=None)
+    folder(label, key, lambda: st.code(show_json(value), language=None))
 
 
-@st.fragment  # opening it draws nothing else again
 def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQL") -> None:
     """Show the query of a number or a table, to copy or to open in the console, once it is opened.
 
     `key`: one per page and note; it stays open under another query.
     """
-    # Compact, because every table has one. Code is drawn only if it is open: for the first code of
-    # a page, the browser runs 1.5 MB of scripts.
-    with st.expander(label, key=f"{key}{OPEN}", type="compact", on_change="rerun") as note:
-        if not note.open:
-            return
+
+    def draw() -> None:
         # No syntax highlighting: its contrast is too low.
         st.code(sql, language=None, wrap_lines=True)
-        console = page("sql")
-        if console is not None:
-            query = {"q": sql, "dataset": dataset} if dataset else {"q": sql}
-            st.page_link(console, label="Open in the SQL console", query_params=query)
+        named = {"dataset": dataset} if dataset else {}
+        link("sql", "Open in the SQL console", q=sql, **named)
+
+    # Compact, because every table has one. Code is drawn only if it is open: for the first code of
+    # a page, the browser runs 1.5 MB of scripts.
+    folder(label, key, draw, compact=True)
 
 
 def table(
-    frame: pd.DataFrame,
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]],
     key: str,
     *,
     sql: str | None = None,
     select: str | None = None,
     columns: Mapping[str, Any] | None = None,
-    height: int | str = "auto",
+    most_height: int | None = None,
     dataset: str | None = None,
     pictures: pd.DataFrame | None = None,
     row_height: int | None = None,
@@ -343,18 +399,22 @@ def table(
     missing: str = "",
     times: Sequence[str] = (),
     sizes: Sequence[str] = (),
+    sparse: Sequence[str] = (),
 ) -> list[int]:
     """A table with CSV export and its SQL. Returns positions of the rows selected.
 
     `select`: None, "single-row" or "multi-row". `pictures`: columns drawn first, not exported.
+    `most_height`: pixels of a long table, which then scrolls, whatever Streamlit's own limit is.
     `colours`: one per row, or "", of a mark drawn first. `missing`: drawn where there is no value.
-    `times`, `sizes`: columns of seconds since 1970, and of bytes.
+    `times`, `sizes`: columns of seconds since 1970, and of bytes. `sparse`: left out where empty.
     """
     chosen: list[int] = []
+    frame = without_empty(pd.DataFrame(rows), sparse)
     frame = frame.assign(**{name: moments(frame[name]) for name in times if name in frame})
     config = {**dict.fromkeys(times, WHEN), **dict.fromkeys(sizes, SIZE), **(columns or {})}
     if colours:
         config[MARK] = MARK_COLUMN
+    height = "auto" if most_height is None else height_of(frame, most_height, row_height or 35)
     options: dict[str, Any] = {"hide_index": True, "column_config": config, "height": height}
     options |= {"row_height": row_height, "placeholder": missing}
     shown: Any = frame if pictures is None else pd.concat([pictures, frame], axis="columns")
@@ -368,6 +428,17 @@ def table(
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     export(frame, key, sql=sql, dataset=dataset)
     return chosen
+
+
+def without_empty(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Without those of the columns `names` that say nothing in any row."""
+    empty = [n for n in names if not frame[n].dropna().map(lambda v: bool(v) or v == 0).any()]
+    return frame.drop(columns=empty)
+
+
+def height_of(frame: pd.DataFrame, most: int, row: int = 35) -> int:
+    """Pixels of a table with all its rows, or at most so many. `row`: those of one."""
+    return min(most, 38 + row * len(frame))
 
 
 def moments(seconds: pd.Series) -> pd.Series:
@@ -388,19 +459,23 @@ def export(
 ) -> None:
     """What stands below a table: its CSV, its number of rows and its SQL."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.download_button(
+        download(
             "CSV",
             lambda: frame.to_csv(index=False).encode(),
-            file_name=f"{key}.csv",
-            mime="text/csv",
-            key=f"{key}_csv",
-            icon=":material/download:",
-            on_click="ignore",
-            type="tertiary",
+            f"{key}.csv",
+            "text/csv",
+            f"{key}_csv",
         )
-        st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}", width="content")
+        st.caption(pluralize(len(frame), "row"), width="content")
         if sql is not None:
             sql_note(sql, key, dataset=dataset)
+
+
+def download(label: str, data: Any, file: str, mime: str, key: str, **how: Any) -> None:
+    """A small button that saves `data`, or what it returns, as a file; it draws nothing again."""
+    options: dict[str, Any] = {"type": "tertiary", "icon": ":material/download:"}
+    options |= {"on_click": "ignore", **how}
+    st.download_button(label, data, file, mime, key=key, **options)
 
 
 def numbers(items: Sequence[tuple[str, str, str]]) -> None:

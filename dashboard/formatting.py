@@ -44,6 +44,15 @@ def with_values(query: str, values: Mapping[str, object]) -> str:
     return _PLACEHOLDER.sub(written, query)
 
 
+def trajectories(number: int) -> str:
+    return pluralize(number, "trajectory", "trajectories")
+
+
+def last_line(text: str) -> str:
+    """Of a traceback, the line that says what went wrong."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
 def count(number: float | None) -> str:
     """1234567 → "1,234,567"; None and NaN → "–"."""
     return "–" if _absent(number) else f"{number:,.0f}"

@@ -14,7 +14,8 @@ from workbench.analysis import leaderboard as board
 from workbench.analysis.confidence_intervals import Interval
 from workbench.analysis.leaderboard import Pick as Pick
 from workbench.analysis.leaderboard import ScoreRow, Standing, run_of
-from workbench.analysis.reference_scores import reference_family
+from workbench.analysis.leaderboard import normalised as normalised
+from workbench.analysis.reference_scores import reference_family as reference_family
 
 DATA_SQL = """
 SELECT {by}, avg(r) AS mean, sum(r * w) / sum(w) AS iqm, count(*) AS episodes
@@ -68,20 +69,10 @@ def score_table(pick: Pick) -> list[ScoreRow]:
     return rows
 
 
-def is_normalised(env: str) -> bool:
-    """Whether D4RL has scores of this environment."""
-    return reference_family(env) is not None
-
-
-def normalised(env: str, found: Interval) -> Interval | None:
-    """On D4RL's scale, if it has scores of this environment."""
-    return board.normalised(env, found)
-
-
 def average(row: ScoreRow, statistic: str, envs: Sequence[str]) -> float | None:
     """Mean of the normalised scores; None unless the row has one in each of `envs`."""
     found = [interval_of(row.cells.get(env), statistic) for env in envs]
-    known = [one and board.normalised(env, one) for env, one in zip(envs, found, strict=True)]
+    known = [one and normalised(env, one) for env, one in zip(envs, found, strict=True)]
     values = [one.value for one in known if one]
     return float(np.mean(values)) if values and len(values) == len(envs) else None
 

@@ -12,7 +12,6 @@ import hashlib
 import secrets
 import threading
 import time
-from dataclasses import dataclass
 
 import streamlit as st
 from starlette.requests import Request
@@ -27,14 +26,8 @@ MOST = 1000
 MAX_BODY = 200
 
 
-@dataclass(slots=True)
-class _Session:
-    token: str
-    ends: float
-
-
-_sessions: dict[str, _Session] = {}
-"""By the hash of the id."""
+_sessions: dict[str, tuple[str, float]] = {}
+"""By the hash of the id: the token, and until when."""
 _tickets: dict[str, tuple[str, float]] = {}
 """By the hash of the ticket: the id, and until when."""
 _lock = threading.Lock()
@@ -50,13 +43,12 @@ def begin(token: str) -> tuple[str, str]:
     identity, ticket = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     now = time.monotonic()
     with _lock:
-        for gone in [key for key, (_, until) in _tickets.items() if until < now]:
-            del _tickets[gone]
-        for gone in [key for key, one in _sessions.items() if one.ends < now]:
-            del _sessions[gone]
+        for kept in (_tickets, _sessions):
+            for gone in [key for key, (_, until) in kept.items() if until < now]:
+                del kept[gone]
         while len(_sessions) >= MOST:
             del _sessions[next(iter(_sessions))]
-        _sessions[_hash(identity)] = _Session(token, now + SECONDS)
+        _sessions[_hash(identity)] = token, now + SECONDS
         _tickets[_hash(ticket)] = identity, now + TICKET_SECONDS
     return identity, ticket
 
@@ -66,8 +58,8 @@ def token_of(identity: str | None) -> str | None:
     if not identity:
         return None
     with _lock:
-        found = _sessions.get(_hash(identity))
-        return found.token if found is not None and found.ends > time.monotonic() else None
+        token, until = _sessions.get(_hash(identity), ("", 0.0))
+        return token if until > time.monotonic() else None
 
 
 def end(identity: str | None) -> None:

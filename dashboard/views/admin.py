@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
@@ -56,32 +55,28 @@ def _given() -> None:
             "may do everything. The first token should have the scope admin."
         )
         return
-    frame = pd.DataFrame(
-        [
-            {
-                "name": t.name,
-                "scopes": t.scopes,
-                "bytes per day": t.bytes_per_day,
-                "requests per minute": t.requests_per_minute,
-                "created": t.created_at,
-                "last used": t.last_used_at,
-                "expires": t.expires_at,
-                "id": t.id,
-            }
-            for t in found
-        ]
-    )
-    components.table(frame, "tokens", times=["created", "last used", "expires"],
-                     sizes=["bytes per day"])  # fmt: skip
+    rows = [
+        {
+            "name": t.name,
+            "scopes": t.scopes,
+            "bytes per day": t.bytes_per_day,
+            "requests per minute": t.requests_per_minute,
+            "created": t.created_at,
+            "last used": t.last_used_at,
+            "expires": t.expires_at,
+            "id": t.id,
+        }
+        for t in found
+    ]
+    times = ["created", "last used", "expires"]
+    components.table(rows, "tokens", times=times, sizes=["bytes per day"])
     names = {t.id: f"{t.name} ({t.id})" for t in found}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("Token", list(names), key="token", format_func=names.__getitem__)
-        with st.popover("Revoke", icon=":material/key_off:"):
-            st.write("Whoever uses it is refused from now on.")
-            if st.button("Revoke it", type="primary", key="revoke_go") and components.attempt(
-                lambda: api.client().revoke_token(str(chosen)), "revoked"
-            ):
-                st.rerun()
+        components.confirm(
+            "Revoke", "key_off", "Whoever uses it is refused from now on.", "revoke_go",
+            lambda: api.client().revoke_token(str(chosen)), "revoked",
+        )  # fmt: skip
 
 
 def _create() -> None:
@@ -119,20 +114,18 @@ def _leases() -> None:
     if not found:
         st.caption("None: whatever is evicted or deleted frees its disk space.")
         return
-    frame = pd.DataFrame(
-        [
-            {
-                "snapshot": s.id,
-                "datasets": s.datasets,
-                "trajectories": s.trajectories,
-                "size": s.bytes,
-                "created": s.created_at,
-                "leased until": s.leased_until,
-            }
-            for s in found
-        ]
-    )
-    components.table(frame, "snapshots_in_use", times=["created", "leased until"], sizes=["size"])
+    rows = [
+        {
+            "snapshot": s.id,
+            "datasets": s.datasets,
+            "trajectories": s.trajectories,
+            "size": s.bytes,
+            "created": s.created_at,
+            "leased until": s.leased_until,
+        }
+        for s in found
+    ]
+    components.table(rows, "snapshots_in_use", times=["created", "leased until"], sizes=["size"])
 
 
 def _audit() -> None:
@@ -141,27 +134,25 @@ def _audit() -> None:
     if not found:
         st.caption("Nothing was changed.")
         return
-    frame = pd.DataFrame(
-        [
-            {
-                "when": e.until or e.time,
-                "who": e.who,
-                "action": e.action,
-                "subject": e.subject,
-                "times": e.count,
-                "detail": components.show_json(e.detail) if e.detail else "",
-            }
-            for e in found
-        ]
-    )
-    components.table(frame, "audit", times=["when"])
+    rows = [
+        {
+            "when": e.until or e.time,
+            "who": e.who,
+            "action": e.action,
+            "subject": e.subject,
+            "times": e.count,
+            "detail": components.show_json(e.detail) if e.detail else "",
+        }
+        for e in found
+    ]
+    components.table(rows, "audit", times=["when"])
     pages.draw(len(found), following)
 
 
 PARTS: dict[str, Callable[[], None]] = {
     "Tokens": _tokens,
     "Stored data and limits": admin_data.stored,
-    "Jobs": admin_data.jobs,
+    "Jobs": admin_data.index_and_jobs,
     "Snapshots in use": _leases,
     "Audit log": _audit,
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting
+from dashboard.views import jobs
 
 FILES_SQL = (
     "SELECT 'policy' AS kind, count(*) AS files, coalesce(sum(bytes), 0) AS size FROM policies\n"
@@ -39,10 +39,8 @@ def stored() -> None:
         }
         for d in found
     ]
-    components.table(
-        pd.DataFrame(rows), "stored", height=min(280, 38 + 35 * len(rows)),
-        sizes=["on disk", "fifo size", "limit of size"],
-    )  # fmt: skip
+    sizes = ["on disk", "fifo size", "limit of size"]
+    components.table(rows, "stored", most_height=280, sizes=sizes)
     st.caption(
         "Limits are of the fifo partition, before compression, and empty where there is none: the "
         "oldest trajectories are evicted beyond them. Protected ones never are."
@@ -80,10 +78,9 @@ def _change(datasets: dict[str, Any]) -> None:
         if _evicts(datasets[name], given) and not sure:
             st.warning("Nothing changed: this evicts trajectories. Tick the box to do it.")
             return
-        if components.attempt(
+        components.change(
             lambda: api.client().patch_dataset(name, capacity=given), f"limits of {name} changed"
-        ):
-            st.rerun()
+        )
 
 
 def _evicts(dataset: Any, limits: dict[str, Any]) -> bool:
@@ -94,63 +91,28 @@ def _evicts(dataset: Any, limits: dict[str, Any]) -> bool:
     )
 
 
-def jobs() -> None:
+def index_and_jobs() -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Check the index", icon=":material/rule:", key="check_index") and (
-            components.attempt(api.client().check_index, "the check has begun")
-        ):
-            st.rerun()
+        if st.button("Check the index", icon=":material/rule:", key="check_index"):
+            components.change(api.client().check_index, "the check has begun")
         st.caption(
             "SQLite's own checks, the triggers and the totals, while the service runs. For the "
             "files and for repairs, stop it: `stepwell fsck --data DIR`, `--deep`, `--rebuild`."
         )
-    components.live(_jobs, lambda: bool(_open()))
+    jobs.draw("admin_jobs", _jobs)
 
 
-def _open() -> list[Any]:
-    return [job for state in ("running", "queued") for job in api.jobs(state=state)[0]]
-
-
-def _jobs() -> None:
-    pages = components.Pages("admin_jobs")
-    listed, following = api.jobs(pages.cursor)
-    if not listed:
-        st.caption("No job has run yet.")
-        return
-    frame = pd.DataFrame(
-        [
-            {
-                "job": job.id,
-                "kind": job.kind,
-                "of": job.dataset,
-                "state": components.mark(job.state),
-                "progress": job.progress,
-                "message": job.error.detail if job.error else job.message,
-                "created": job.created_at,
-            }
-            for job in listed
-        ]
-    )
-    columns = {
-        "progress": st.column_config.ProgressColumn(format="percent", max_value=1.0),
-    }
-    components.table(
-        frame, "admin_jobs", columns=columns, height=min(280, 38 + 35 * len(frame)),
-        times=["created"],
-    )  # fmt: skip
-    pages.draw(len(listed), following)
+def _jobs(listed: list[Any]) -> None:
     _report(next((j for j in listed if j.kind == CHECK and j.result is not None), None))
-    running = {job.id: f"{job.kind} {job.dataset} ({job.id})" for job in _open()}
+    running = {job.id: f"{job.kind} {job.dataset} ({job.id})" for job in api.open_jobs()}
     if not running:
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("Job", list(running), key="job", format_func=running.__getitem__)
-        with st.popover("Cancel", icon=":material/cancel:"):
-            st.write("It stops, and nothing of it remains.")
-            if st.button("Cancel it", type="primary", key="job_cancel_go") and components.attempt(
-                lambda: api.client().cancel_job(str(chosen)), "cancelled"
-            ):
-                st.rerun()
+        components.confirm(
+            "Cancel", "cancel", "It stops, and nothing of it remains.", "job_cancel_go",
+            lambda: api.client().cancel_job(str(chosen)), "cancelled",
+        )  # fmt: skip
 
 
 def _report(job: Any) -> None:
@@ -163,4 +125,4 @@ def _report(job: Any) -> None:
         st.success(f"The index was clean {when}.", icon=":material/check:")
         return
     st.error(f"{formatting.pluralize(len(problems), 'problem')} in the index, {when}:")
-    components.table(pd.DataFrame(problems), "index_problems")
+    components.table(problems, "index_problems")

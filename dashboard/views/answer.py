@@ -38,29 +38,32 @@ def draw(
     seconds: float,
 ) -> None:
     """`answer`: its first rows, as far as they were asked for by `limit`, within `seconds`."""
+    frame = answer.frame
     more = " · more rows exist than were asked for" if answer.truncated else ""
-    st.caption(
-        f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
-    )
+    st.caption(f"{formatting.pluralize(len(frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}")
     components.excluded_warning(answer.excluded)
-    components.table(answer.frame, "result", missing="NULL")
+    components.table(frame, "result", missing="NULL")
     _download(query, params, dataset)
-    _chart(answer.frame)
-    if "id" in answer.frame.columns:
+    _chart(frame)
+    if "id" in frame.columns:
         chosen = formatting.with_values(query, params)
-        _train(chosen, answer.frame)
-        _version(chosen, answer.frame, dataset)
-    _as_python(query, params, dataset, limit, seconds)
+        components.folder("Train on this", "train", lambda: _train(chosen, frame), "school")
+        components.folder(
+            "Make a version", "version", lambda: _version(chosen, frame, dataset), "bookmark_add"
+        )
+    components.folder(
+        "Python and command line", "python",
+        lambda: _as_python(query, params, dataset, limit, seconds), "code",
+    )  # fmt: skip
 
 
 def _download(query: str, params: dict[str, Any], dataset: str | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("All rows")
         for name, (suffix, mime) in FILES.items():
-            st.download_button(
+            components.download(
                 name, functools.partial(api.whole_answer, query, params, dataset, suffix),
-                file_name=f"answer.{suffix}", mime=mime, key=f"whole_{suffix}", on_click="ignore",
-                icon=":material/download:", type="tertiary",
+                f"answer.{suffix}", mime, f"whole_{suffix}",
                 help=f"Asks again, for up to {api.MOST_ROWS:,} rows",
             )  # fmt: skip
 
@@ -77,32 +80,24 @@ def _chart(frame: pd.DataFrame) -> None:
     known = opened in st.session_state or opened in st.query_params
     if not known and any(name.startswith("chart") for name in st.query_params):
         st.session_state[opened] = True
-    with components.folder("Chart", "chart", ":material/show_chart:", linked=True) as folder:
-        if not folder.open:
-            return
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            kind = st.segmented_control(
-                "Kind", KINDS, default="line", key="chart", required=True, bind="query-params"
-            )
-            x = _column("Across", list(frame.columns), "chart_x")
-            y = _column("Up", numeric, "chart_y", min(1, len(numeric) - 1))
-            groups = ["", *(c for c in frame.columns if c not in numeric)]
-            by = _column("Colour", groups, "chart_by") if kind == "line" else ""
-        data = frame.head(charts.MAX_POINTS)
-        if len(data) < len(frame):
-            st.caption(f"The first {len(data):,} of {len(frame):,} rows.")
-        st.vega_lite_chart(*_drawn(data, str(kind), x, y, by, numeric), key="drawn")
+    components.folder(
+        "Chart", "chart", lambda: _chart_of(frame, numeric), "show_chart", linked=True
+    )
 
 
-def _column(label: str, options: list[str], key: str, index: int = 0) -> str:
-    """A menu of columns. What another query left there may be no column of this one."""
-    if st.session_state.get(key, options[index]) not in options:
-        st.session_state[key] = options[index]
-    chosen = st.selectbox(
-        label, options, index=index, key=key, bind="query-params",
-        format_func=lambda name: name or "none",
-    )  # fmt: skip
-    return str(chosen)
+def _chart_of(frame: pd.DataFrame, numeric: list[str]) -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        kind = st.segmented_control(
+            "Kind", KINDS, default="line", key="chart", required=True, bind="query-params"
+        )
+        x = components.choose("Across", list(frame.columns), "chart_x")
+        y = components.choose("Up", numeric, "chart_y", index=min(1, len(numeric) - 1))
+        groups = ["", *(c for c in frame.columns if c not in numeric)]
+        by = components.choose("Colour", groups, "chart_by", "none") if kind == "line" else ""
+    data = frame.head(charts.MAX_POINTS)
+    if len(data) < len(frame):
+        st.caption(f"The first {len(data):,} of {len(frame):,} rows.")
+    st.vega_lite_chart(*_drawn(data, str(kind), x, y, by, numeric), key="drawn")
 
 
 def _drawn(
@@ -129,29 +124,25 @@ def _drawn(
 # --- elsewhere ------------------------------------------------------------------------------------
 
 
-@st.fragment
 def _train(query: str, frame: pd.DataFrame) -> None:
-    with components.folder("Train on this", "train", ":material/school:") as folder:
-        if not folder.open:
-            return
-        where = selection(query)
-        found = _datasets_of(where) or _datasets(frame)
-        name = found[0] if len(found) == 1 else "DATASET"
-        st.caption("These trajectories, as the selection of a run. It is resolved when it starts.")
-        with st.container(horizontal=True):
-            for one in found[:MOST_LINKS]:
-                label = "Train on it" if len(found) == 1 else f"Train on those of {one}"
-                launches.train_link(one, where, label)
-        st.code(
-            f"stepwell train offline --dataset {shlex.quote(name)} --where {shlex.quote(where)}",
-            language=None, wrap_lines=True,
-        )  # fmt: skip
-        st.caption("Or in a training script of your own, with torch's DataLoader:")
-        st.code(
-            "from stepwell.torch import Windows\n"
-            f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
-            language=None, wrap_lines=True,
-        )  # fmt: skip
+    where = selection(query)
+    found = _datasets_of(where) or _datasets(frame)
+    name = found[0] if len(found) == 1 else "DATASET"
+    st.caption("These trajectories, as the selection of a run. It is resolved when it starts.")
+    with st.container(horizontal=True):
+        for one in found[:MOST_LINKS]:
+            label = "Train on it" if len(found) == 1 else f"Train on those of {one}"
+            launches.train_link(one, where, label)
+    st.code(
+        f"stepwell train offline --dataset {shlex.quote(name)} --where {shlex.quote(where)}",
+        language=None, wrap_lines=True,
+    )  # fmt: skip
+    st.caption("Or in a training script of your own, with torch's DataLoader:")
+    st.code(
+        "from stepwell.torch import Windows\n"
+        f'windows = Windows(select=r"""SELECT id FROM (\n{_query(query)}\n)""", length=64)',
+        language=None, wrap_lines=True,
+    )  # fmt: skip
 
 
 def _datasets_of(where: str) -> list[str]:
@@ -167,45 +158,39 @@ def _datasets(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame["dataset"].unique()] if "dataset" in frame.columns else []
 
 
-@st.fragment
 def _version(query: str, frame: pd.DataFrame, dataset: str | None) -> None:
-    with components.folder("Make a version", "version", ":material/bookmark_add:") as folder:
-        if not folder.open:
-            return
-        names = _datasets(frame) or [d.name for d in api.datasets()]
-        with st.form("make_version", border=False):
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                of = st.selectbox(
-                    "Of the dataset", names, key="make_version_of",
-                    index=names.index(dataset) if dataset in names else 0,
-                )  # fmt: skip
-                name = st.text_input("Name", key="make_version_name", placeholder="v1")
-                licence = st.text_input("Licence", key="make_version_licence")
-            with_eval = st.checkbox("With evaluation episodes", key="make_version_eval")
-            st.caption(
-                "Those of its trajectories whose ids the whole query returns now. They become "
-                "protected while the version exists; its description is the query."
-            )
-            sent = st.form_submit_button("Create", type="primary", key="make_version_go")
-        if sent and not name.strip():
-            st.warning("Give it a name, such as v1.")
-        elif sent and components.attempt(
-            lambda: api.client().create_version(
-                str(of), name.strip(), where=selection(query), description=query[:MOST_TEXT],
-                licence=licence, include_eval=with_eval,
-            ),
-            f"version {of}@{name.strip()} created",
-        ):  # fmt: skip
-            _made(str(of), name.strip())
+    names = _datasets(frame) or [d.name for d in api.datasets()]
+    with st.form("make_version", border=False):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            of = st.selectbox(
+                "Of the dataset", names, key="make_version_of",
+                index=names.index(dataset) if dataset in names else 0,
+            )  # fmt: skip
+            name = st.text_input("Name", key="make_version_name", placeholder="v1")
+            licence = st.text_input("Licence", key="make_version_licence")
+        with_eval = st.checkbox("With evaluation episodes", key="make_version_eval")
+        st.caption(
+            "Those of its trajectories whose ids the whole query returns now. They become "
+            "protected while the version exists; its description is the query."
+        )
+        sent = st.form_submit_button("Create", type="primary", key="make_version_go")
+    if sent and not name.strip():
+        st.warning("Give it a name, such as v1.")
+    elif sent and components.attempt(
+        lambda: api.client().create_version(
+            str(of), name.strip(), where=selection(query), description=query[:MOST_TEXT],
+            licence=licence, include_eval=with_eval,
+        ),
+        f"version {of}@{name.strip()} created",
+    ):  # fmt: skip
+        _made(str(of), name.strip())
 
 
 def _made(dataset: str, name: str) -> None:
     made = api.client().version(f"{dataset}@{name}")
-    many = formatting.pluralize(made.statistics.trajectories, "trajectory", "trajectories")
+    many = formatting.trajectories(made.statistics.trajectories)
     st.success(f"`{made.version}` has {many}.", icon=":material/check:")
-    if (there := components.page("datasets")) is not None:
-        link = {"dataset": dataset, "version": name}
-        st.page_link(there, label="Open it", icon=":material/database:", query_params=link)
+    components.link("datasets", "Open it", "database", dataset=dataset, version=name)
 
 
 def selection(query: str) -> str:
@@ -218,28 +203,24 @@ def _query(text: str) -> str:
     return text.strip().rstrip(";")
 
 
-@st.fragment
 def _as_python(
     query: str, params: dict[str, Any], dataset: str | None, limit: int, seconds: float
 ) -> None:
-    with components.folder("Python and command line", "python", ":material/code:") as folder:
-        if not folder.open:
-            return
-        # As far as they differ from what the client and the command take by themselves.
-        options: dict[str, Any] = {"dataset": dataset} if dataset else {}
-        if limit != ROWS:
-            options["limit"] = limit
-        if seconds != SECONDS:
-            options["timeout"] = seconds
-        more = f", {params!r}" if params else ""
-        more += "".join(f", {name}={value!r}" for name, value in options.items())
-        st.code(
-            "import stepwell\n"
-            f"with stepwell.Client({api.address()!r}) as client:\n"
-            f'    frame = client.sql("""\n{query}\n"""{more}).to_pandas()',
-            language=None, wrap_lines=True,
-        )  # fmt: skip
-        words = f"stepwell sql {shlex.quote(query)}"
-        words += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options.items())
-        words += "".join(f" --param {shlex.quote(f'{k}={v}')}" for k, v in params.items())
-        st.code(words, language=None, wrap_lines=True)
+    # As far as they differ from what the client and the command take by themselves.
+    options: dict[str, Any] = {"dataset": dataset} if dataset else {}
+    if limit != ROWS:
+        options["limit"] = limit
+    if seconds != SECONDS:
+        options["timeout"] = seconds
+    more = f", {params!r}" if params else ""
+    more += "".join(f", {name}={value!r}" for name, value in options.items())
+    st.code(
+        "import stepwell\n"
+        f"with stepwell.Client({api.address()!r}) as client:\n"
+        f'    frame = client.sql("""\n{query}\n"""{more}).to_pandas()',
+        language=None, wrap_lines=True,
+    )  # fmt: skip
+    words = f"stepwell sql {shlex.quote(query)}"
+    words += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options.items())
+    words += "".join(f" --param {shlex.quote(f'{k}={v}')}" for k, v in params.items())
+    st.code(words, language=None, wrap_lines=True)

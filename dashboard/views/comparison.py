@@ -15,11 +15,9 @@ def section() -> None:
     names = api.comparisons()
     if not names:
         return
-    if st.session_state.get("comparison") not in names:
-        st.session_state.pop("comparison", None)
-    name = st.selectbox(
-        "Comparison of recipes", names, index=None, key="comparison", bind="query-params",
-        placeholder="none chosen", help="Made by `stepwell compare`; a tag of its runs",
+    name = components.choose(
+        "Comparison of recipes", names, "comparison", index=None, placeholder="none chosen",
+        help="Made by `stepwell compare`; a tag of its runs",
     )  # fmt: skip
     if name is None:
         return
@@ -40,28 +38,23 @@ def section() -> None:
 
 
 def _intervals(rows: list[Any], colours: dict[str, str]) -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "label": f"{row.recipe} ({row.seeds} seeds)" if row.seeds else row.recipe,
-                "run": row.recipe,
-                "value": row.mean,
-                "low": row.interval.low if row.interval else row.mean,
-                "high": row.interval.high if row.interval else row.mean,
-                "episodes": row.episodes,
-            }
-            for row in rows
-            if row.mean is not None
-        ]
-    )
-    if len(frame):
-        st.vega_lite_chart(
-            *charts.intervals(
-                frame, x_title="return (mean, 95% interval)",
-                colours={name: colours[name] for name in sorted(frame["run"])},
-            ),
-            key="comparison_intervals",
-        )  # fmt: skip
+    bars = [
+        {
+            "label": f"{row.recipe} ({row.seeds} seeds)" if row.seeds else row.recipe,
+            "run": row.recipe,
+            "value": row.mean,
+            "low": row.interval.low if row.interval else row.mean,
+            "high": row.interval.high if row.interval else row.mean,
+            "episodes": row.episodes,
+        }
+        for row in rows
+        if row.mean is not None
+    ]
+    if bars:
+        mine = {name: colours[name] for name in sorted(bar["run"] for bar in bars)}
+        title = "return (mean, 95% interval)"
+        chart = charts.intervals(pd.DataFrame(bars), x_title=title, colours=mine)
+        st.vega_lite_chart(*chart, key="comparison_intervals")
 
 
 def _range(interval: Any) -> str:
@@ -69,34 +62,27 @@ def _range(interval: Any) -> str:
 
 
 def _table(found: Any, colours: dict[str, str]) -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "recipe": row.recipe,
-                "seeds": row.seeds or None,
-                "mean": row.mean,
-                "IQM": row.iqm,
-                "interval of the mean": _range(row.interval),
-                "interval of the IQM": _range(row.iqm_interval),
-                "normalised": row.normalised,
-                "episodes": row.episodes or None,
-                "updates": row.updates,
-                "seconds": row.seconds,
-                "alarms": "; ".join(row.alarms),
-                "not included": "; ".join(row.problems),
-            }
-            for row in found.rows
-        ]
-    )
-    if found.reference is None:
-        frame = frame.drop(columns="normalised")
-    empty = [name for name in ("alarms", "not included") if not frame[name].any()]
-    frame = frame.drop(columns=empty)
-    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
+    rows = [
+        {
+            "recipe": row.recipe,
+            "seeds": row.seeds or None,
+            "mean": row.mean,
+            "IQM": row.iqm,
+            "interval of the mean": _range(row.interval),
+            "interval of the IQM": _range(row.iqm_interval),
+            "normalised": row.normalised,
+            "episodes": row.episodes or None,
+            "updates": row.updates,
+            "seconds": row.seconds,
+            "alarms": "; ".join(row.alarms),
+            "not included": "; ".join(row.problems),
+        }
+        for row in found.rows
+    ]
     columns = {
-        "seeds": whole,
-        "episodes": whole,
-        "mean": two,
+        "seeds": components.WHOLE,
+        "episodes": components.WHOLE,
+        "mean": components.HUNDREDTHS,
         "IQM": st.column_config.NumberColumn(
             format="%.2f", help="Interquartile mean over all episodes of all training seeds"
         ),
@@ -108,17 +94,17 @@ def _table(found: Any, colours: dict[str, str]) -> None:
         ),
     }
     marks = [colours[row.recipe] for row in found.rows]
-    components.table(frame, "comparison_table", sql=found.sql, columns=columns, colours=marks)
+    components.table(
+        rows, "comparison_table", sql=found.sql, columns=columns, colours=marks,
+        sparse=["normalised", "alarms", "not included"],
+    )  # fmt: skip
 
 
 def _curves(points: list[Any], colours: dict[str, str]) -> None:
-    frame = pd.DataFrame(
-        [{"recipe": p.recipe, "updates": p.updates, "mean": p.interval.value} for p in points]
-    ).sort_values("updates")
-    st.vega_lite_chart(
-        *charts.lines(
-            frame, x="updates", y="mean", x_title="updates", y_title="mean return",
-            colour="recipe", colours={name: colours[name] for name in sorted(set(frame["recipe"]))},
-        ),
-        key="comparison_curves",
+    rows = [{"recipe": p.recipe, "updates": p.updates, "mean": p.interval.value} for p in points]
+    mine = {name: colours[name] for name in sorted({point.recipe for point in points})}
+    chart = charts.lines(
+        pd.DataFrame(rows).sort_values("updates"), x="updates", y="mean", x_title="updates",
+        y_title="mean return", colour="recipe", colours=mine,
     )  # fmt: skip
+    st.vega_lite_chart(*chart, key="comparison_curves")

@@ -62,10 +62,9 @@ def show() -> None:
         query = st.text_area("Query", key="q", height=180, bind="query-params")
         with st.container(horizontal=True, vertical_alignment="bottom"):
             names = [d.name for d in api.datasets()]
-            dataset = st.selectbox(
-                "Bare `steps` means", [None, *names], key="dataset", bind="query-params",
+            dataset = components.choose(
+                "Bare `steps` means", [None, *names], "dataset", EVERY, placeholder=EVERY,
                 help="Without one, `steps` has only the columns that all datasets have",
-                format_func=lambda n: n or EVERY, placeholder=EVERY,
             )  # fmt: skip
             limit = st.number_input(
                 "Rows at most", 1, 100_000, 1000, key="limit", bind="query-params"

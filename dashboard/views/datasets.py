@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
-from dashboard.views import uploads, versions
+from dashboard.views import jobs, uploads, versions
 
 WARNED = 5
 """Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
@@ -44,9 +44,6 @@ def show() -> None:
         )
         return
     names = [d.name for d in found]
-    # A dataset that was deleted, or a stale link, must not break the page.
-    if st.session_state.get("dataset") not in names:
-        st.session_state.pop("dataset", None)
     asked = st.session_state.get("dataset") or st.query_params.get("dataset")
     name = asked if asked in names else names[0]
     if "version" in st.query_params and TAB not in {*st.session_state, *st.query_params}:
@@ -54,7 +51,7 @@ def show() -> None:
     summary = components.open_tab(PARTS, TAB) == "Summary"
     api.prefetch(_read_figures, *(_summary_reads(name) if summary else ()))
     _table(found)
-    chosen = st.selectbox("Dataset", names, key="dataset", bind="query-params")
+    chosen = components.choose("Dataset", names, "dataset")
     _detail(next(d for d in found if d.name == chosen))
 
 
@@ -89,16 +86,13 @@ def _table(found: list[Any]) -> None:
             }
         )
     columns = {
-        "fifo filled": st.column_config.ProgressColumn(
-            "fifo filled", format="percent", min_value=0.0, max_value=1.0
-        ),
-        "mean return": st.column_config.NumberColumn(format="%.2f"),
-        "transitions": st.column_config.NumberColumn(format="localized"),
+        "fifo filled": components.SHARE,
+        "mean return": components.HUNDREDTHS,
+        "transitions": components.GROUPED,
     }
     components.table(
-        pd.DataFrame(rows), "datasets", sql=LIST_SQL, columns=columns, times=["last arrival"],
-        sizes=["on disk"],
-    )  # fmt: skip
+        rows, "datasets", sql=LIST_SQL, columns=columns, times=["last arrival"], sizes=["on disk"]
+    )
 
 
 def _detail(dataset: Any) -> None:
@@ -198,7 +192,7 @@ def _schema(dataset: Any) -> None:
                     "role": (spec.get("roles") or {}).get(key, ""),
                 }
             )
-    components.table(pd.DataFrame(rows), "spaces")
+    components.table(rows, "spaces")
     components.json_note("As JSON (what POST /v1/datasets takes)", spec, "spec")
     st.caption(f"digest of the layout: {dataset.spec_digest}")
 
@@ -208,65 +202,35 @@ def _snapshots(dataset: Any) -> None:
     if not mine:
         components.empty("No snapshot of this dataset: a trainer takes one when it starts.")
         return
-    frame = pd.DataFrame(
-        [
-            {
-                "snapshot": s.id,
-                "taken": s.created_at,
-                "trajectories": s.trajectories,
-                "transitions": s.steps,
-                "shards": s.shards,
-                "to fetch": s.bytes,
-                "lease": "leased" if s.leased_until else "no lease",
-                "selection": components.show_json(s.selection),
-            }
-            for s in mine
-        ]
-    )
-    components.table(frame, "snapshots", times=["taken"], sizes=["to fetch"])
-
-
-# --- jobs ----------------------------------------------------------------------------------------
-
-
-def _open_jobs() -> list[str]:
-    return [j.id for state in ("queued", "running") for j in api.jobs(state=state)[0]]
+    rows = [
+        {
+            "snapshot": s.id,
+            "taken": s.created_at,
+            "trajectories": s.trajectories,
+            "transitions": s.steps,
+            "shards": s.shards,
+            "to fetch": s.bytes,
+            "lease": "leased" if s.leased_until else "no lease",
+            "selection": components.show_json(s.selection),
+        }
+        for s in mine
+    ]
+    components.table(rows, "snapshots", times=["taken"], sizes=["to fetch"])
 
 
 def _imports(_dataset: Any) -> None:
     """Show the imports of all datasets: a job may be the one that creates its dataset."""
-    components.live(_jobs, lambda: bool(_open_jobs()))
+    jobs.draw("jobs", _jobs)
 
 
-def _jobs() -> None:
-    pages = components.Pages("jobs")
-    listed, following = api.jobs(pages.cursor)
-    if not listed:
-        components.empty("No import has run yet.")
-        return
-    frame = pd.DataFrame(
-        [
-            {
-                "job": j.id,
-                "into": j.dataset,
-                "state": components.mark(j.state),
-                "progress": j.progress,
-                "message": j.error.detail if j.error else j.message,
-                "warnings": _warnings(j),
-                "started": j.created_at,
-            }
-            for j in listed
-        ]
-    )
-    progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
-    components.table(frame, "jobs", columns={"progress": progress}, times=["started"])
-    pages.draw(len(listed), following)
+def _jobs(listed: list[Any]) -> None:
+    newest = listed[:WARNED]
     # Shown in full below the table, because a cell would truncate them.
-    for job in listed[:WARNED]:
-        for warning in _warnings(job):
+    for job in newest:
+        for warning in jobs.warnings(job):
             st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",
                        icon=":material/warning:")  # fmt: skip
-    for job in listed[:WARNED]:
+    for job in newest:
         label = f"{components.mark(job.state)}: {job.dataset or job.kind}"
         if st.button(
             f"{label}, {formatting.ago(job.created_at)}", key=f"open_{job.id}", type="tertiary",
@@ -274,10 +238,6 @@ def _jobs() -> None:
         ):  # fmt: skip
             st.query_params[uploads.JOB] = job.id
             st.rerun()
-
-
-def _warnings(job: Any) -> list[str]:
-    return [str(warning) for warning in (job.result or {}).get("warnings", [])]
 
 
 # --- create, change, delete -----------------------------------------------------------------------
@@ -304,15 +264,13 @@ def _create() -> None:
         sent = st.form_submit_button("Create", type="primary", key="new_go")
     if sent:
         spec = api.vector_spec(int(width), str(kind), int(size), float(bound), env)
-        done = components.attempt(
+        components.change(
             lambda: api.client().create_dataset(
                 name, spec, capacity={"steps": int(capacity)} if capacity else {},
                 description=description, tags=components.tags_of(tags),
             ),
             f"dataset {name} created",
         )  # fmt: skip
-        if done:
-            st.rerun()
 
 
 def _manage(dataset: Any) -> None:
@@ -352,15 +310,13 @@ def _settings(dataset: Any) -> None:
         }  # fmt: skip
         if st.form_submit_button("Save", type="primary", key="set_go"):
             capacity = {k: int(v) for k, v in given.items() if v}
-            done = components.attempt(
+            components.change(
                 lambda: api.client().patch_dataset(
                     dataset.name, description=description, tags=components.tags_of(tags),
                     capacity=capacity,
                 ),
                 "saved",
             )  # fmt: skip
-            if done:
-                st.rerun()
 
 
 def _protect(dataset: Any) -> None:
@@ -383,10 +339,10 @@ def _protect(dataset: Any) -> None:
         ids = [str(value) for value in api.sql(sql, limit=10_000).frame["id"]]
         if not ids:
             st.info("Nothing in fifo has such a return.")
-        elif components.attempt(
+            return
+        components.change(
             lambda: api.client().label_trajectories(ids, protect=True), f"{len(ids)} protected"
-        ):
-            st.rerun()
+        )
 
 
 PARTS: dict[str, Callable[[Any], None]] = {

@@ -27,16 +27,9 @@ def show() -> None:
         )
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        if st.session_state.get("dataset") not in names:
-            st.session_state.pop("dataset", None)
-        name = str(st.selectbox("Dataset", names, key="dataset", bind="query-params"))
-        versions = [version.name for version in api.versions(name)]
-        if st.session_state.get("version") not in versions:
-            st.session_state.pop("version", None)
-        version = st.selectbox(
-            "Version", [None, *versions], key="version", bind="query-params",
-            format_func=lambda v: v or WHOLE, placeholder=WHOLE,
-        )  # fmt: skip
+        name = str(components.choose("Dataset", names, "dataset"))
+        versions = [None, *(version.name for version in api.versions(name))]
+        version = components.choose("Version", versions, "version", WHOLE, placeholder=WHOLE)
         examined = f"{name}@{version}" if version else name
         go = st.button("Check", type="primary", icon=":material/stethoscope:", key="check")
     if go:
@@ -62,7 +55,7 @@ def _check(examined: str) -> None:
 def _draw(report: Any) -> None:
     part = f"; steps of one in {report.one_in} were read" if report.one_in > 1 else ""
     st.caption(
-        f"{formatting.pluralize(report.trajectories, 'trajectory', 'trajectories')}, "
+        f"{formatting.trajectories(report.trajectories)}, "
         f"{formatting.pluralize(report.steps, 'step')}{part}"
     )
     if report.numbers > report.numbers_read:
@@ -100,8 +93,8 @@ def _repair(report: Any) -> None:
         chosen, plan_made = st.session_state.get(PLAN, (None, None))
         if plan_made is None or chosen != kinds or plan_made.dataset != report.dataset:
             return
-        out = formatting.pluralize(plan_made.count, "trajectory", "trajectories")
-        left = formatting.pluralize(plan_made.trajectories, "trajectory", "trajectories")
+        out = formatting.trajectories(plan_made.count)
+        left = formatting.trajectories(plan_made.trajectories)
         steps = formatting.pluralize(plan_made.steps, "step")
         st.text(f"{out} left out; {left}, {steps} remain")
         named = ", ".join(f"{kind} {n:,}" for kind, n in plan_made.left_out.items())
@@ -121,11 +114,10 @@ def _finding(dataset: str, finding: Any) -> None:
             st.badge(finding.severity, icon=icon, color=colour)  # type: ignore[arg-type]
             st.markdown(f"**{finding.kind.replace('_', ' ')}**")
         st.text(finding.message)
-        page = components.page("trajectories")
-        if finding.examples and page is not None:
-            st.page_link(
-                page, label="Look at the first of them", icon=":material/timeline:",
-                query_params={"dataset": dataset, "id": finding.examples[0]},
+        if finding.examples:
+            components.link(
+                "trajectories", "Look at the first of them", "timeline",
+                dataset=dataset, id=finding.examples[0],
             )  # fmt: skip
         st.caption("What to do")
         st.code(finding.repair, language=None, wrap_lines=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,13 +170,7 @@ def _rewards(trajectory: Any, t: int, side: str) -> None:
         values, title = np.cumsum(rewards[::-1])[::-1], "return to go"
     else:
         values, title = rewards, "reward per step"
-    frame = _long({"reward": values})
-    st.vega_lite_chart(
-        *charts.lines(
-            frame, x="t", y="value", x_title="t (steps)", y_title=title, cursor=float(t), height=220
-        ),
-        key=f"rewards{side}",
-    )
+    _chart({"reward": values}, t, title, f"rewards{side}", 220)
 
 
 def _actions(trajectory: Any, t: int, side: str) -> None:
@@ -201,15 +196,9 @@ def _values(info: Any, t: int, side: str) -> None:
         "advantage": {"advantage": values["advantage"]},
     }
     for number, (title, series) in enumerate(charted.items()):
-        palette = {column: charts.PALETTE[i] for i, column in enumerate(series)}
-        st.vega_lite_chart(
-            *charts.lines(
-                _long(series), x="t", y="value", colour="name" if len(series) > 1 else None,
-                colours=palette, x_title="t (steps)", y_title=title, cursor=float(t),
-                height=270 if len(series) > 1 else 190,  # a legend takes its part
-            ),
-            key=f"values_{number}{side}",
-        )  # fmt: skip
+        palette = dict(zip(series, charts.PALETTE, strict=False)) if len(series) > 1 else None
+        height = 270 if palette else 190  # a legend takes its part
+        _chart(series, t, title, f"values_{number}{side}", height, palette)
     step = values[values["step"] == t]
     if len(step):
         shown = " · ".join(
@@ -228,16 +217,17 @@ def _images(trajectory: Any, t: int, info: Any, side: str) -> None:
         if not frames.is_image(array):
             continue
         st.image(frames.enlarged(array[t]), caption=f"{key} at t = {t}", width=280)
-        with st.expander(
-            f"All frames of {key}", key=f"film_{key}{side}", on_change="rerun"
-        ) as folder:
-            if folder.open:
-                st.image(api.film(info.id, key), caption="from the first to the last step")
-                chosen = frames.strip(array)
-                st.image(
-                    [frames.enlarged(array[one], 96) for one in chosen],
-                    caption=[f"t = {one}" for one in chosen], width=96,
-                )  # fmt: skip
+        film = functools.partial(_film, info, key, array)
+        components.folder(f"All frames of {key}", f"film_{key}{side}", film)
+
+
+def _film(info: Any, key: str, array: Any) -> None:
+    st.image(api.film(info.id, key), caption="from the first to the last step")
+    chosen = frames.strip(array)
+    st.image(
+        [frames.enlarged(array[one], 96) for one in chosen],
+        caption=[f"t = {one}" for one in chosen], width=96,
+    )  # fmt: skip
 
 
 def _observations(trajectory: Any, t: int, side: str) -> None:
@@ -248,9 +238,10 @@ def _observations(trajectory: Any, t: int, side: str) -> None:
         _lines(named, t, "Observations", "observation (env units)", f"observations{side}")
     infos = {k: a for k, a in trajectory.infos.items() if a.dtype.kind in "fiub"}
     if infos:
-        with st.expander("Infos", key=f"infos{side}", on_change="rerun") as opened:
-            if opened.open:
-                _lines(_dimensions(infos), t, "Infos", "info", f"info{side}")
+        named_infos = _dimensions(infos)
+        components.folder(
+            "Infos", f"infos{side}", lambda: _lines(named_infos, t, "Infos", "info", f"info{side}")
+        )
 
 
 def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> None:
@@ -262,16 +253,23 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
         chosen = names
     if not chosen:
         return
-    frame = _long({name: named[name] for name in chosen})
-    palette = {name: charts.PALETTE[names.index(name) % len(charts.PALETTE)] for name in chosen}
-    st.vega_lite_chart(
-        *charts.lines(
-            frame, x="t", y="value", colour="name" if len(names) > 1 else None,
-            colours=palette, x_title="t (steps)", y_title=title, cursor=float(t),
-            height=320 if len(names) > 1 else 240,  # a legend takes its part
-        ),
-        key=key,
+    palette = None
+    if len(names) > 1:
+        palette = {n: charts.PALETTE[names.index(n) % len(charts.PALETTE)] for n in chosen}
+    height = 320 if palette else 240  # a legend takes its part
+    _chart({name: named[name] for name in chosen}, t, title, key, height, palette)
+
+
+def _chart(
+    series: dict[str, Any], t: int, title: str, key: str, height: int,
+    palette: dict[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Values by step, and where step `t` is. `palette`: the colours of several series."""
+    drawn = charts.lines(
+        _long(series), x="t", y="value", x_title="t (steps)", y_title=title, height=height,
+        colour="name" if palette else None, colours=palette, cursor=float(t),
     )  # fmt: skip
+    st.vega_lite_chart(*drawn, key=key)
 
 
 def _row(trajectory: Any, t: int, info: Any, side: str) -> None:
@@ -322,16 +320,8 @@ def _cut(arrays: Any) -> None:
 def _long(series: dict[str, Any]) -> pd.DataFrame:
     """Long form for the chart, with as many points as a browser draws quickly."""
     kept = {k: charts.extremes(v, charts.MAX_POINTS // len(series)) for k, v in series.items()}
-    return pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "t": kept[name],
-                    "value": np.asarray(values)[kept[name]].astype(float),
-                    "name": name,
-                }
-            )
-            for name, values in series.items()
-        ],
-        ignore_index=True,
-    )
+    parts = []
+    for name, values in series.items():
+        shown = np.asarray(values)[kept[name]].astype(float)
+        parts.append(pd.DataFrame({"t": kept[name], "value": shown, "name": name}))
+    return pd.concat(parts, ignore_index=True)

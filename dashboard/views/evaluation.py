@@ -34,30 +34,19 @@ def show() -> None:
         return
     envs = sorted({e.env for e in found})
     options = [ALL, *envs] if len(envs) > 1 else envs
-    if st.session_state.get("env") not in options:
-        st.session_state.pop("env", None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        env = st.selectbox(
-            "Environment", options, key="env", bind="query-params",
-            format_func=lambda one: one or "all",
-        )  # fmt: skip
+        env = components.choose("Environment", options, "env", "all")
         pick, statistic = leaderboard.controls()
     if env == ALL:
         score_table.draw(envs, pick, statistic)
         return
     leaderboard.draw(str(env), pick, statistic)
-    asked = "evaluation" in st.query_params
-    label = "One evaluation: episodes and videos"
-    one = components.folder(label, "one", expanded=asked, linked=True)
-    with one:
-        # What is in it takes as long to draw as all the rest.
-        if one.open:
-            _drill([e for e in found if e.env == env])
-
-
-def _known(found: list[Any]) -> dict[str, Any]:
-    """The runs of these evaluations' policies that exist."""
-    return api.known_runs(tuple(sorted({e.policy.rpartition("/")[0] for e in found} - {""})))
+    # What is in it takes as long to draw as all the rest.
+    components.folder(
+        "One evaluation: episodes and videos", "one",
+        lambda: _drill([e for e in found if e.env == env]),
+        expanded="evaluation" in st.query_params, linked=True,
+    )  # fmt: skip
 
 
 def _label(evaluation: Any, known: dict[str, Any]) -> str:
@@ -67,7 +56,7 @@ def _label(evaluation: Any, known: dict[str, Any]) -> str:
 
 def _drill(mine: list[Any]) -> None:
     """Details of one evaluation: the return of each seed."""
-    known = _known(mine)
+    known = api.known_runs(e.policy.rpartition("/")[0] for e in mine)
     named = {e.id: f"{_label(e, known)}, {formatting.ago(e.created_at)}" for e in mine}
     chosen = components.menu("Evaluation", named, "evaluation")
     one = next(e for e in mine if e.id == chosen)
@@ -93,13 +82,12 @@ def _drill(mine: list[Any]) -> None:
             'SELECT unnest(seeds) AS seed, unnest(returns) AS "return"\n'
             f"FROM evaluations WHERE id = {formatting.literal(one.id)}"
         )
-        components.table(frame, "episodes_table", sql=sql, height=250)
+        components.table(frame, "episodes_table", sql=sql, most_height=250)
     _videos(one)
-    page = components.page("trajectories")
-    if page is not None and one.dataset:
-        st.page_link(
-            page, label="Watch its episodes", icon=":material/timeline:",
-            query_params={"dataset": one.dataset, "purpose": "eval", "policy": one.policy},
+    if one.dataset:
+        components.link(
+            "trajectories", "Watch its episodes", "timeline",
+            dataset=one.dataset, purpose="eval", policy=one.policy,
         )  # fmt: skip
     if one.details:
         components.json_note("Details", one.details, "details")
@@ -115,15 +103,13 @@ def _videos(one: Any) -> None:
         components.empty(message)
         components.commands(shlex.join(command))
         return
-    if st.session_state.get("video") not in found:
-        st.session_state.pop("video", None)
 
     def label(seed: int) -> str:
         video = found[seed]
         steps = formatting.pluralize(video.length, "step")
         return f"seed {seed}: return {video.total_reward:.6g}, {steps}"
 
-    seed = st.selectbox("Video", list(found), key="video", format_func=label)
+    seed = components.choose("Video", list(found), "video", linked=False, format_func=label)
     data = api.video(one.id, seed)
     if found[seed].media_type.startswith("image/"):
         st.image(data, width=VIDEO_WIDTH)

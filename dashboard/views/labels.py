@@ -47,8 +47,7 @@ def one(info: Any) -> None:
         if move and protected:
             api.client().demote_trajectory(info.id)
 
-    if components.attempt(go, "this trajectory labelled"):
-        st.rerun()
+    components.change(go, "this trajectory labelled")
 
 
 def _labels(label: str, now: Sequence[str], key: str, note: str | None = None) -> list[str]:
@@ -63,7 +62,7 @@ def _labels(label: str, now: Sequence[str], key: str, note: str | None = None) -
 def many(ids: Sequence[str], where: str, total: int) -> None:
     """Labels to add to, or take from, the selected trajectories or all that match the filters."""
     with st.expander("Label many", icon=":material/label:"), st.form("labels_many", border=False):
-        every = f"all {formatting.pluralize(total, 'trajectory', 'trajectories')} that match"
+        every = f"all {formatting.trajectories(total)} that match"
         scopes = [f"the {len(ids)} selected", every] if ids else [every]
         scope = st.radio("Change", scopes, key="many_scope", horizontal=True)
         with st.container(horizontal=True, vertical_alignment="bottom"):

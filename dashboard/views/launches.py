@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import api, components, formatting, launching, programs
@@ -24,31 +23,26 @@ def _list() -> None:
     if not found:
         st.caption("None yet. A launch waits until a launcher on some machine claims it.")
         return
-    known = api.known_runs(tuple(sorted({name for one in found for name in _runs(one)})))
-    frame = pd.DataFrame(
-        [
-            {
-                "launch": launch.id,
-                "state": components.mark(launch.state),
-                "role": launch.role,
-                "recipe": launch.recipe,
-                "run": api.label(launch.run, known),
-                "created": launch.created_at,
-                "count": launch.count,
-                "claimed by": launch.claimed_by,
-                "error": (launch.error.strip().splitlines() or [""])[-1],
-                "arguments": components.show_json(launch.args) if launch.args else "",
-            }
-            for launch in found
-        ]
-    )
-    columns = {
-        "launch": st.column_config.TextColumn(width=90),
-    }
+    known = api.known_runs(name for one in found for name in _runs(one))
+    rows = [
+        {
+            "launch": launch.id,
+            "state": components.mark(launch.state),
+            "role": launch.role,
+            "recipe": launch.recipe,
+            "run": api.label(launch.run, known),
+            "created": launch.created_at,
+            "count": launch.count,
+            "claimed by": launch.claimed_by,
+            "error": formatting.last_line(launch.error),
+            "arguments": components.show_json(launch.args) if launch.args else "",
+        }
+        for launch in found
+    ]
+    columns = {"launch": st.column_config.TextColumn(width=90)}
     chosen = components.table(
-        frame, "launches", columns=columns, select="single-row", times=["created"],
-        height=min(280, 38 + 35 * len(frame)),
-    )  # fmt: skip
+        rows, "launches", columns=columns, select="single-row", times=["created"], most_height=280
+    )
     pages.draw(len(found), following)
     if chosen:
         _one(found[chosen[0]])
@@ -62,11 +56,12 @@ def _one(launch: Any) -> None:
             wrap_lines=True)  # fmt: skip
     with st.container(horizontal=True, vertical_alignment="center"):
         names = _runs(launch)[:5]
-        known = api.known_runs(tuple(names))
+        known = api.known_runs(names)
         for name in names:
             label = f"Run {formatting.code(api.label(name, known))}"
-            _link("runs", label, "show_chart", {"run": name})
-        _link("start", "Copy into the form", "content_copy", {"clone": f"launch:{launch.id}"})
+            components.link("runs", label, "show_chart", run=name)
+        clone = f"launch:{launch.id}"
+        components.link("start", "Copy into the form", "content_copy", clone=clone)
         if launch.state in OPEN:
             _stop(launch)
     if launch.error:
@@ -81,13 +76,7 @@ def _one(launch: Any) -> None:
 
 def train_link(dataset: str, where: str = "", label: str = "Open the form") -> None:
     """A link to the form that trains on a selection."""
-    _link("start", label, "rocket_launch", launching.selected(dataset, where))
-
-
-def _link(page: str, label: str, icon: str, query: dict[str, str]) -> None:
-    where = components.page(page)
-    if where is not None:
-        st.page_link(where, label=label, icon=f":material/{icon}:", query_params=query)
+    components.link("start", label, "rocket_launch", **launching.selected(dataset, where))
 
 
 def _runs(launch: Any) -> list[str]:
@@ -99,16 +88,14 @@ def _runs(launch: Any) -> list[str]:
 
 
 def _stop(launch: Any) -> None:
-    what = "Cancel" if launch.state == "queued" else "Stop"
-    with st.popover(what, icon=":material/stop:"):
-        if launch.state == "queued":
-            st.write("It has not been started, and will not be.")
-        else:
-            st.write(
-                "Its processes are told to end: a trainer writes a checkpoint, a collector sends "
-                "what it has. What they have sent stays."
-            )
-        if st.button(f"{what} it", type="primary", key="launch_stop_go") and components.attempt(
-            lambda: api.client().cancel_launch(launch.id), "cancelled"
-        ):
-            st.rerun()
+    waits = launch.state == "queued"
+    warning = (
+        "It has not been started, and will not be."
+        if waits
+        else "Its processes are told to end: a trainer writes a checkpoint, a collector sends what "
+        "it has. What they have sent stays."
+    )
+    components.confirm(
+        "Cancel" if waits else "Stop", "stop", warning, "launch_stop_go",
+        lambda: api.client().cancel_launch(launch.id), "cancelled",
+    )  # fmt: skip

@@ -46,7 +46,7 @@ def draw(env: str, pick: ranking.Pick, statistic: str) -> None:
 
 def looks(rows: Sequence[Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The text of each row, by its name, and its colour."""
-    known = api.known_runs(tuple(sorted({run for row in rows for run in row.runs})))
+    known = api.known_runs(run for row in rows for run in row.runs)
     return {row.name: _titled(row, known) for row in rows}, _colours(rows, known)
 
 
@@ -70,26 +70,22 @@ def _chart(
     found = [(row, ranking.interval_of(row, statistic)) for row in rows]
     known = [(row, one) for row, one in found if one is not None]
     shown = sorted(known, key=lambda pair: pair[1].value, reverse=True)[:DRAWN]
-    frame = pd.DataFrame(
-        [
-            {
-                "label": _label(row, labels),
-                "env": env,
-                "run": row.name,
-                "value": one.value,
-                "low": one.low,
-                "high": one.high,
-                "episodes": one.n or None,
-            }
-            for row, one in shown
-        ]
-    )
+    bars = [
+        {
+            "label": _label(row, labels),
+            "env": env,
+            "run": row.name,
+            "value": one.value,
+            "low": one.low,
+            "high": one.high,
+            "episodes": one.n or None,
+        }
+        for row, one in shown
+    ]
     mine = {row.name: colours[row.name] for row, _ in shown}
     title = f"return ({STATISTICS[statistic]}, 95% interval)"
-    st.vega_lite_chart(
-        *charts.intervals(frame, x_title=title, colours=mine),
-        key="leaderboard_chart",
-    )
+    chart = charts.intervals(pd.DataFrame(bars), x_title=title, colours=mine)
+    st.vega_lite_chart(*chart, key="leaderboard_chart")
     if len(known) > DRAWN:
         st.caption(f"The first {DRAWN} of {len(known):,}; the table has all.")
 
@@ -105,60 +101,51 @@ def _label(row: Any, labels: dict[str, str]) -> str:
 
 
 def _table(rows: list[Any], env: str, labels: dict[str, str], colours: dict[str, str]) -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "policy": labels[row.name],
-                "seeds": len(row.evaluations) or None,
-                "mean": row.mean.value,
-                "interval of the mean": _width(row, row.mean),
-                "IQM": row.iqm.value if row.iqm else None,
-                "interval of the IQM": _width(row, row.iqm),
-                "normalised": row.normalised(env),
-                "episodes": row.mean.n or None,
-                "policies": ", ".join(row.policies),
-                "evaluated": max((e.created_at for e in row.evaluations), default=None),
-            }
-            for row in rows
-        ]
-    )
-    if frame["normalised"].isna().all():
-        frame = frame.drop(columns="normalised")
-    two, whole = (st.column_config.NumberColumn(format=text) for text in ("%.2f", "%d"))
+    cells = [
+        {
+            "policy": labels[row.name],
+            "seeds": len(row.evaluations) or None,
+            "mean": row.mean.value,
+            "interval of the mean": _width(row, row.mean),
+            "IQM": row.iqm.value if row.iqm else None,
+            "interval of the IQM": _width(row, row.iqm),
+            "normalised": row.normalised(env),
+            "episodes": row.mean.n or None,
+            "policies": ", ".join(row.policies),
+            "evaluated": max((e.created_at for e in row.evaluations), default=None),
+        }
+        for row in rows
+    ]
     columns = {
-        "seeds": whole,
-        "episodes": whole,
-        "mean": two,
-        "IQM": two,
+        "seeds": components.WHOLE,
+        "episodes": components.WHOLE,
+        "mean": components.HUNDREDTHS,
+        "IQM": components.HUNDREDTHS,
         "normalised": st.column_config.NumberColumn(
             format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
         ),
     }
     components.table(
-        frame,
-        "leaderboard",
-        sql=SQL.format(env=formatting.literal(env)),
-        columns=columns,
-        colours=[colours[row.name] for row in rows],
-        times=["evaluated"],
-    )
+        cells, "leaderboard", sql=SQL.format(env=formatting.literal(env)), columns=columns,
+        colours=[colours[row.name] for row in rows], times=["evaluated"], sparse=["normalised"],
+    )  # fmt: skip
 
 
 def _improvement(rows: list[Any], labels: dict[str, str]) -> None:
     if len(rows) < 2:
         return
-    with st.expander("Who is better? Probability of improvement", on_change="rerun") as folder:
-        if not folder.open:
-            return
+
+    def draw_table() -> None:
         st.caption(
             "How likely an episode of the row has a higher return than one of the column; "
             "50% means no difference. In brackets the 95% interval over seeds and episodes."
         )
         cells = {row.name: ranking.improvements(row, rows) for row in rows}
-        frame = pd.DataFrame(
-            [
-                {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}
-                for name, found in cells.items()
-            ]
-        )
-        components.table(frame, "improvement")
+        shown = [
+            {"policy": labels[name]} | {labels[n]: text for n, text in found.items()}
+            for name, found in cells.items()
+        ]
+        components.table(shown, "improvement")
+
+    label = "Who is better? Probability of improvement"
+    components.folder(label, "improvement", draw_table)

@@ -27,8 +27,8 @@ def show() -> None:
     key = components.menu("What", named, "node")
     found = whole.around(key)
     if len(found.nodes) <= MOST_DRAWN:
-        names = sorted(node.name for node in found.nodes.values() if node.kind == "run")
-        colours = components.run_colours(api.known_runs(tuple(names)).values())
+        names = (node.name for node in found.nodes.values() if node.kind == "run")
+        colours = components.run_colours(api.known_runs(names).values())
         marks = {f"run:{run}": colour for run, colour in colours.items()}
         st.graphviz_chart(found.dot(charts.ink(), marks), width="stretch")
     else:

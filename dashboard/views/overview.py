@@ -178,16 +178,15 @@ def _trouble(
     """Show the first items by name, the total count, and a link to the others."""
     if not total:
         return
-    head = f"1 {one} {what}" if total == 1 else f"{total:,} {many} {what}"
+    head = f"{formatting.pluralize(total, one, many)} {what}"
     rest = [f"… and {total - NAMED:,} more"] if total > NAMED else []
     st.warning("  \n".join([f"**{head}**", *texts[:NAMED], *rest]), icon=":material/warning:")
-    place = components.page(page)
-    if rest and place is not None:
-        st.page_link(place, label=f"All {total:,}", query_params=query)
+    if rest:
+        components.link(page, f"All {total:,}", **query)
 
 
 def _last_line(text: str) -> str:
-    return (text.strip() or "no message").splitlines()[-1]
+    return formatting.last_line(text) or "no message"
 
 
 def _inflow() -> None:
@@ -219,32 +218,27 @@ def _active_runs() -> None:
             "No run yet. Start a learner:", "stepwell train pendulum_stitch --dataset NAME"
         )
         return
-    frame = pd.DataFrame(
-        [
-            {
-                "run": r.name,
-                "title": r.title or "",
-                "status": components.run_mark(r),
-                "trend": _trend(r),
-                "kind": r.kind,
-                "heartbeat": r.heartbeat_at,
-                "policies": r.policies,
-            }
-            for r in found.items
-        ]
-    )
-    if not frame["title"].any():
-        frame = frame.drop(columns="title")
+    rows = [
+        {
+            "run": r.name,
+            "title": r.title or "",
+            "status": components.run_mark(r),
+            "trend": _trend(r),
+            "kind": r.kind,
+            "heartbeat": r.heartbeat_at,
+            "policies": r.policies,
+        }
+        for r in found.items
+    ]
     components.table(
-        frame, "recent_runs", colours=list(components.run_colours(found.items).values()),
+        rows, "recent_runs", colours=list(components.run_colours(found.items).values()),
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
-        times=["heartbeat"],
+        times=["heartbeat"], sparse=["title"],
         sql=f"SELECT name, title, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",
     )  # fmt: skip
-    page = components.page("runs")
-    if found.total > RECENT and page is not None:
-        st.page_link(page, label=f"The newest {RECENT} of {found.total:,} runs; see all")
+    if found.total > RECENT:
+        components.link("runs", f"The newest {RECENT} of {found.total:,} runs; see all")
 
 
 def _trend(run: Any) -> list[float]:

@@ -15,6 +15,8 @@ from dashboard.views import runs_config, runs_curves, runs_details, runs_table
 ARCHIVED = "archived"
 """Tag of runs that the list leaves out."""
 MOST_RUNS = 50
+KINDS = ("", "train", "collect", "eval")
+STATES = ("", "running", "silent", "finished", "stopped", "failed")
 TAB, TABS = "part", ("Curves", "Config", "Details")
 """The open tab in the address, and all."""
 
@@ -85,13 +87,9 @@ def _listed() -> tuple[Any, Any, components.Pages, Any]:
             "config or a metric, of which the newest value counts; the menu Columns lists both. "
             "A text with spaces stands in quotes",
         )  # fmt: skip
-        kind = st.selectbox(
-            "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params", width=120,
-            format_func=lambda k: k or "all",
-        )  # fmt: skip
-        status = st.selectbox(
-            "Status", ["", "running", "silent", "finished", "stopped", "failed"], key="status",
-            bind="query-params", width=120, format_func=lambda s: s or "all",
+        kind = components.choose("Kind", KINDS, "kind", "all", width=120)
+        status = components.choose(
+            "Status", STATES, "status", "all", width=120,
             help="silent: running, but no heartbeat for 45 s",
         )  # fmt: skip
         archived = st.toggle("Archived too", key="archived", bind="query-params")
@@ -172,7 +170,7 @@ def _alarms(chosen: list[str]) -> None:
     """What the health checks of the selected runs have found."""
     for run in api.chosen_runs(chosen):
         if run.alarms:
-            one = "1 alarm" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms"
-            st.warning(f"Run {formatting.code(run.label)} has {one}:", icon=":material/warning:")
+            alarms = formatting.pluralize(len(run.alarms), "alarm")
+            st.warning(f"Run {formatting.code(run.label)} has {alarms}:", icon=":material/warning:")
             text = "\n".join(f"{a.key}, since update {a.update:,}: {a.message}" for a in run.alarms)
             st.code(text, language=None, wrap_lines=True)

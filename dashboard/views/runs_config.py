@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import api, components
@@ -33,14 +32,12 @@ def draw(runs: list[Any]) -> None:
         components.empty(one if len(runs) == 1 else "No setting differs.")
         return
     labels = {run.name: run.label for run in runs}
-    frame = pd.DataFrame(
-        [
-            {"setting": key, **{labels[n]: text(config.get(key)) for n, config in configs.items()}}
-            for key in shown
-        ]
-    )
+    rows = [
+        {"setting": key, **{labels[n]: text(config.get(key)) for n, config in configs.items()}}
+        for key in shown
+    ]
     columns = {"setting": st.column_config.TextColumn(pinned=True)}
-    components.table(frame, "config_diff", columns=columns, height=min(600, 38 + 35 * len(frame)))
+    components.table(rows, "config_diff", columns=columns, most_height=600)
 
 
 def differing(configs: dict[str, dict[str, Any]]) -> list[str]:

@@ -41,28 +41,19 @@ EACH = ""
 def controls(runs: list[Any]) -> None:
     keys = sorted({key for run in runs for key in run.latest_steps})
     axes = [*AXES, *(key for key in keys if key.rsplit("/", 1)[-1] in COUNTS)]
-    _known("x", axes)
     configs = {run.name: api.flatten(run.config) for run in runs}
     settings = runs_config.differing(configs)
     by = [EACH, runs_config.SEEDS, *settings]
-    _known("group", by)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.selectbox("Across", axes, key="x", bind="query-params", width=150)
-        st.selectbox(
-            "Mean over runs with equal", by, key="group", bind="query-params", width=200,
-            format_func=lambda key: key or "(a line per run)",
+        components.choose("Across", axes, "x", width=150)
+        components.choose(
+            "Mean over runs with equal", by, "group", "(a line per run)", width=200,
             help="The settings in which the selected runs differ. The band is the 95 % interval of "
             "the mean, by a bootstrap over runs",
         )  # fmt: skip
         st.text_input("Metric contains", key="metric", bind="query-params", width=150)
         st.slider("Smoothing", 0.0, 0.99, 0.0, 0.01, key="smooth", bind="query-params", width=130)
         st.toggle("Log scale", key="log", bind="query-params")
-
-
-def _known(key: str, options: list[str]) -> None:
-    """Forget a choice that other runs do not have."""
-    if st.session_state.get(key, options[0]) not in options:
-        st.session_state.pop(key)
 
 
 def prefetch(runs: list[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -10,6 +9,7 @@ import streamlit as st
 
 from dashboard import api, components, formatting
 from dashboard.formatting import pluralize
+from dashboard.views import workers
 
 LOG_LINES = 500
 LOG_HEIGHT = 360
@@ -19,10 +19,9 @@ def draw(name: str) -> None:
     run = api.run(name)
     if run.title:
         st.text(run.label)
-    error = run.error.strip().splitlines()[-1] if run.error.strip() else ""
     components.numbers(
         [
-            ("Status", components.run_mark(run), error),
+            ("Status", components.run_mark(run), formatting.last_line(run.error)),
             ("Heartbeat", formatting.ago(run.heartbeat_at), ""),
             ("Policies", formatting.count(run.policies), "Published"),
             ("Seed", "–" if run.seed is None else str(run.seed), ""),
@@ -43,15 +42,10 @@ def draw(name: str) -> None:
     with right:
         _manage(run)
         components.json_note("Configuration, complete", run.config, "config")
-        _newest(run.latest)
-
-
-@st.fragment
-def _newest(latest: Mapping[str, float]) -> None:
-    with components.folder("Newest value of every metric", "latest") as folder:
-        if folder.open:
-            frame = pd.DataFrame(sorted(latest.items()), columns=["metric", "value"])
-            components.table(frame, "latest")
+        newest = pd.DataFrame(sorted(run.latest.items()), columns=["metric", "value"])
+        components.folder(
+            "Newest value of every metric", "latest", lambda: components.table(newest, "latest")
+        )
 
 
 def _policies(name: str) -> None:
@@ -64,25 +58,22 @@ def _policies(name: str) -> None:
     estimated = {
         v: f"{value:.5g} ({low:.5g} … {high:.5g})" for v, (value, low, high) in estimates.items()
     }
-    frame = pd.DataFrame(
-        [
-            {
-                "version": p.version,
-                "aliases": ", ".join(p.aliases),
-                **({"estimate (95 %)": estimated.get(p.version, "")} if estimated else {}),
-                "step": p.step,
-                "size": p.bytes,
-                "published": p.created_at,
-                "sha256": p.sha256[:16],
-            }
-            for p in found
-        ]
-    )
+    rows = [
+        {
+            "version": p.version,
+            "aliases": ", ".join(p.aliases),
+            **({"estimate (95 %)": estimated.get(p.version, "")} if estimated else {}),
+            "step": p.step,
+            "size": p.bytes,
+            "published": p.created_at,
+            "sha256": p.sha256[:16],
+        }
+        for p in found
+    ]
     sql = f"SELECT * FROM policies WHERE run = {formatting.literal(name)} ORDER BY version DESC"
     components.table(
-        frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)), times=["published"],
-        sizes=["size"],
-    )  # fmt: skip
+        rows, "policies", sql=sql, most_height=280, times=["published"], sizes=["size"]
+    )
     components.commands(
         f"stepwell evaluate --policy {name} --env ENV",
         f"stepwell estimate {name}",
@@ -93,11 +84,11 @@ def _policies(name: str) -> None:
             alias = st.text_input("Alias", "best", key="alias_name")
             version = st.selectbox("means version", [p.version for p in found], key="alias_of")
             sent = st.form_submit_button("Set", key="alias_go")
-    if sent and components.attempt(
-        lambda: api.client().set_alias(name, alias, int(version)),
-        f"{name}/{alias} is version {version}",
-    ):
-        st.rerun()
+    if sent:
+        components.change(
+            lambda: api.client().set_alias(name, alias, int(version)),
+            f"{name}/{alias} is version {version}",
+        )
 
 
 def _log(name: str) -> None:
@@ -119,10 +110,7 @@ def _log(name: str) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         last = f"The last {LOG_LINES} of " if len(found) > LOG_LINES else ""
         st.caption(f"{last}{kept}, newest last")
-        st.download_button(
-            "All lines", text, file_name=f"{name}.log", key="log_all", type="tertiary",
-            icon=":material/download:", on_click="ignore",
-        )  # fmt: skip
+        components.download("All lines", text, f"{name}.log", "text/plain", "log_all")
 
 
 def tag_all(names: list[str], archived: str) -> None:
@@ -138,10 +126,9 @@ def tag_all(names: list[str], archived: str) -> None:
     plus, minus = components.tags_of(add or ""), components.tags_of(remove or "")
     if put or back:
         plus, minus = ([archived], []) if put else ([], [archived])
-    if (sent or put or back) and components.attempt(
-        lambda: api.tag_runs(names, plus, minus), f"{pluralize(len(names), 'run')} changed"
-    ):
-        st.rerun()
+    if sent or put or back:
+        done = f"{pluralize(len(names), 'run')} changed"
+        components.change(lambda: api.tag_runs(names, plus, minus), done)
 
 
 def _manage(run: Any) -> None:
@@ -152,30 +139,18 @@ def _manage(run: Any) -> None:
         )  # fmt: skip
         tags = st.text_input("Tags, separated by commas", ", ".join(run.tags), key="run_tags")
         notes = st.text_area("Notes", run.notes, key="run_notes", height=80)
-        if st.form_submit_button("Save", key="run_save") and components.attempt(
-            lambda: api.client().patch_run(
-                run.name, title=title, tags=components.tags_of(tags), notes=notes
-            ),
-            "saved",
-        ):
-            st.rerun()
-    mine = [w for w in api.workers() if w.run == run.name and w.alive]
+        if st.form_submit_button("Save", key="run_save"):
+            changed = {"title": title, "tags": components.tags_of(tags), "notes": notes}
+            components.change(lambda: api.client().patch_run(run.name, **changed), "saved")
+    mine = [w.id for w in api.workers() if w.run == run.name and w.alive]
     with st.container(horizontal=True):
-        for what, icon in (("pause", "pause"), ("resume", "play_arrow"), ("stop", "stop")):
-            if st.button(what.capitalize(), icon=f":material/{icon}:", key=f"run_{what}",
-                         disabled=not mine):  # fmt: skip
-                components.attempt(
-                    lambda what=what: [api.client().command(w.id, what) for w in mine],  # type: ignore[misc]
-                    f"{what}: sent",
-                )
+        workers.buttons(("pause", "resume", "stop"), mine, "run")
     if not mine:
         st.caption("No live process of this run reports here.")
-    start = components.page("start")
-    if start is not None:
-        st.page_link(
-            start, label="Copy into a form, to start another like it",
-            icon=":material/content_copy:", query_params={"clone": f"run:{run.name}"},
-        )  # fmt: skip
+    components.link(
+        "start", "Copy into a form, to start another like it", "content_copy",
+        clone=f"run:{run.name}",
+    )  # fmt: skip
     if run.command:
         st.caption("Started by; run it again, with the same run name, to resume:")
         st.code(run.command, language=None, wrap_lines=True)

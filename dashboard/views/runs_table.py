@@ -30,7 +30,7 @@ SPARSE = ("title", "alarms", "tags", "notes", "commit", "snapshots")
 COLUMNS = {
     components.MARK: components.MARK_COLUMN,
     "title": st.column_config.TextColumn(width=200),
-    "progress": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
+    "progress": components.SHARE,
     "ends": st.column_config.DatetimeColumn(
         format="distance", help="By its updates per second, if it is running"
     ),
@@ -95,7 +95,7 @@ def draw(runs: list[Any], key: str, rows: list[int], colours: dict[str, str]) ->
     st.dataframe(
         shown.format(short.__getitem__, subset=["run"]),
         key=key, hide_index=True, column_config=COLUMNS | run | added, placeholder="",
-        height=min(390, 38 + 35 * len(frame)),
+        height=components.height_of(frame, 390),
         on_select="rerun", selection_mode="multi-row",
         selection_default={"selection": {"rows": rows}},
     )  # fmt: skip
@@ -148,9 +148,7 @@ def table(
         frame = frame.drop(columns=["progress", "ends"])
     elif not frame["ends"].notna().any():
         frame = frame.drop(columns="ends")
-    # A column that says nothing is left out.
-    empty = [name for name in SPARSE if not frame[name].map(bool).any()]
-    return frame.drop(columns=empty)
+    return components.without_empty(frame, SPARSE)
 
 
 def _ends(run: Any) -> float | None:

@@ -58,13 +58,11 @@ def _one(known: list[Any]) -> None:
     st.caption(f"saved by {found.owner}, {formatting.ago(found.updated_at)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Open", key="saved_take", on_click=_take, args=(found,), type="primary")
-        if (here := components.page("sql")) is not None:
-            st.page_link(here, label="Link", icon=":material/link:", query_params={"saved": name})
+        components.link("sql", "Link", "link", saved=name)
         if st.button("Delete", key="saved_delete", icon=":material/delete:", type="tertiary"):
-            if components.attempt(
+            components.change(
                 lambda: api.client().delete_saved_query(name), f"saved query {name} deleted"
-            ):
-                st.rerun()
+            )
 
 
 def _save(known: list[Any], query: str, params: dict[str, Any], dataset: str | None) -> None:
@@ -78,12 +76,13 @@ def _save(known: list[Any], query: str, params: dict[str, Any], dataset: str | N
     if not sent:
         return
     given = {key: value for key, value in params.items() if value != ""}
-    if not name.strip():
+    name = name.strip()
+    if not name:
         st.warning("Give it a name.")
-    elif components.attempt(
+        return
+    components.change(
         lambda: api.client().save_query(
-            name.strip(), query, description=description, params=given, dataset=dataset
+            name, query, description=description, params=given, dataset=dataset
         ),
-        f"{name.strip()} {'replaced' if name.strip() in {q.name for q in known} else 'saved'}",
-    ):
-        st.rerun()
+        f"{name} {'replaced' if name in {q.name for q in known} else 'saved'}",
+    )

@@ -43,7 +43,7 @@ class Score(float):
 def draw(envs: list[str], pick: ranking.Pick, statistic: str) -> None:
     rows = ranking.score_table(pick)
     labels, colours = leaderboard.looks(rows)
-    scaled = {env for env in envs if ranking.is_normalised(env)}
+    scaled = {env for env in envs if ranking.reference_family(env)}
     frame, exported = table(rows, envs, statistic, labels)
     shown = components.marked(frame, [colours[row.name] for row in rows])
     shown = shown.format(lambda score: score.text, subset=envs, na_rep="")
@@ -62,9 +62,9 @@ def draw(envs: list[str], pick: ranking.Pick, statistic: str) -> None:
         f"The {leaderboard.STATISTICS[statistic]} of the returns and its 95% interval; normalised: "
         "0 = random, 100 = expert, on the D4RL scale. Select a cell to see its environment."
     )
-    height: Any = min(HEIGHT, 38 + 35 * len(frame))
     st.dataframe(
-        shown, key=KEY, hide_index=True, column_config=columns, placeholder="", height=height,
+        shown, key=KEY, hide_index=True, column_config=columns, placeholder="",
+        height=components.height_of(frame, HEIGHT),
         on_select=partial(_open, envs), selection_mode="single-cell",
     )  # fmt: skip
     components.export(exported, KEY, sql=SQL)
@@ -75,7 +75,7 @@ def table(
     rows: Sequence[Any], envs: list[str], statistic: str, labels: dict[str, str]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What is drawn, and the same with intervals as numbers."""
-    scaled = [env for env in envs if ranking.is_normalised(env)]
+    scaled = [env for env in envs if ranking.reference_family(env)]
     drawn: list[dict[str, Any]] = []
     exported: list[dict[str, Any]] = []
     for row in rows:

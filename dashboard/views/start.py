@@ -110,11 +110,9 @@ def _args(
     values: dict[str, Any] = {}
     top = [name for name in FIRST[role] if name in settings]
     narrow = [name for name in top if name != WHERE]
-    for start in range(0, len(narrow), 4):
-        names = narrow[start : start + 4]
-        for place, name in zip(st.columns(4, vertical_alignment="bottom"), names, strict=False):
-            with place:
-                values[name] = _first(settings[name], _key(role, recipe, name))
+    for place, name in components.columns(narrow, 4, vertical_alignment="bottom"):
+        with place:
+            values[name] = _first(settings[name], _key(role, recipe, name))
     if WHERE in top:
         values[WHERE] = st.text_area(
             "where", key=_key(role, recipe, WHERE), help=settings[WHERE].help, height=98,
@@ -122,11 +120,9 @@ def _args(
         )  # fmt: skip
     rest = [name for name in common if name in settings and name not in top]
     with st.expander(f"{len(rest)} more settings that are often changed"):
-        for start in range(0, len(rest), 3):
-            names = rest[start : start + 3]
-            for place, name in zip(st.columns(3, vertical_alignment="bottom"), names, strict=False):
-                with place:
-                    values[name] = _widget(settings[name], _key(role, recipe, name))
+        for place, name in components.columns(rest, 3, vertical_alignment="bottom"):
+            with place:
+                values[name] = _widget(settings[name], _key(role, recipe, name))
     with st.expander(f"All {len(settings)} settings"):
         _all(settings)
         text = st.text_area(
@@ -310,8 +306,8 @@ def _go(
         st.warning(line, icon=":material/error:")
     st.caption(launching.estimate(role, recipe, args, found))
     st.code(programs.command_line(role, recipe, args, lists), language=None, wrap_lines=True)
-    if sent and components.attempt(
-        lambda: api.client().create_launch(role, recipe, dict(args), int(count)),
-        "waiting for a launcher",
-    ):
-        st.rerun()
+    if sent:
+        components.change(
+            lambda: api.client().create_launch(role, recipe, dict(args), int(count)),
+            "waiting for a launcher",
+        )

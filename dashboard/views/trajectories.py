@@ -51,21 +51,13 @@ def show() -> None:
 def _filters() -> str:
     """The WHERE clause of the widgets, whose values are all stored in the URL."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        dataset = st.selectbox(
-            "Dataset", ["", *[d.name for d in api.datasets()]], key="dataset", bind="query-params",
-            format_func=lambda name: name or "all",
-        )  # fmt: skip
-        partition = st.selectbox(
-            "Partition", ["", "fifo", "protected"], key="partition", bind="query-params",
-            format_func=lambda name: name or "both",
-        )  # fmt: skip
-        purpose = st.selectbox(
-            "Purpose", ["", "train", "eval"], key="purpose", bind="query-params",
-            format_func=lambda name: name or "both",
-        )  # fmt: skip
+        names = ["", *(d.name for d in api.datasets())]
+        dataset = components.choose("Dataset", names, "dataset", "all")
+        partition = components.choose("Partition", ["", "fifo", "protected"], "partition", "both")
+        purpose = components.choose("Purpose", ["", "train", "eval"], "purpose", "both")
         policy = st.text_input("Policy contains", key="policy", bind="query-params")
         label = st.text_input("Tag or flag", key="label", bind="query-params")
-        st.selectbox("Order", list(ORDERS), key="order", bind="query-params", width=150)
+        components.choose("Order", list(ORDERS), "order", width=150)
     condition = st.text_input(
         "Further SQL condition", key="where", bind="query-params",
         placeholder="\"return\" > -300 AND length >= 200 AND env = 'Pendulum-v1'",
@@ -131,8 +123,7 @@ def _list(where: str, total: int) -> None:
     frame = api.sql(sql).frame
     st.caption(formatting.pluralize(total, "matching trajectory", "matching trajectories"))
     chosen = components.table(
-        _shown(frame), "trajectories", sql=sql, select="multi-row",
-        height=320 if with_frames else min(320, 38 + 35 * len(frame)),
+        _shown(frame), "trajectories", sql=sql, select="multi-row", most_height=320,
         columns={
             "return": st.column_config.NumberColumn(format="%.3f"),
             **thumbnails.columns(),

@@ -75,9 +75,9 @@ def _options(file: Any, count: int) -> dict[str, Any]:
             columns = _columns(file, count)
     found: dict[str, Any] = {"columns": columns} if columns else {}
     with st.expander("Options", icon=":material/tune:"):
-        places = st.columns(2)
-        for number, (name, option) in enumerate(uploading.options_of(formats).items()):
-            with places[number % 2]:
+        options = list(uploading.options_of(formats).items())
+        for place, (name, option) in components.columns(options, 2):
+            with place:
                 value = _option(name, option, f"upload_{name}_{count}")
             if value not in ("", None, False):
                 found[name] = value
@@ -109,13 +109,10 @@ def _columns(file: Any, count: int) -> list[str]:
                 placeholder="guessed", accept_new_options=True,
             )  # fmt: skip
         options = [uploading.NONE, *known]
-        for start in range(0, len(uploading.COLUMN_ROLES), 2):
-            parts = uploading.COLUMN_ROLES[start : start + 2]
-            for place, role in zip(st.columns(2), parts, strict=False):
-                roles[role] = place.selectbox(
-                    role, options, index=None,
-                    key=f"upload_role_{role}_{count}", placeholder="guessed",
-                )  # fmt: skip
+        for place, role in components.columns(uploading.COLUMN_ROLES, 2):
+            roles[role] = place.selectbox(
+                role, options, index=None, key=f"upload_role_{role}_{count}", placeholder="guessed"
+            )
     else:
         st.caption(f"The columns of this file could not be read here, so type them. {about}")
     others = st.text_area(
@@ -188,23 +185,18 @@ def draw(job: Any) -> None:
 
 def _succeeded(job: Any) -> None:
     result = job.result or {}
-    trajectories = formatting.pluralize(result.get("trajectories", 0), "trajectory", "trajectories")
+    trajectories = formatting.trajectories(result.get("trajectories", 0))
     steps = formatting.pluralize(result.get("steps", 0), "transition")
     st.success(f"{trajectories}, {steps} in `{job.dataset}`", icon=":material/check_circle:")
     for warning in result.get("warnings", []):
         st.warning(str(warning), icon=":material/warning:")
-    page = components.page("datasets")
-    if page is not None:
-        with st.container(horizontal=True):
-            here = {"dataset": job.dataset}
-            st.page_link(page, label="Open the dataset", icon=":material/database:",
-                         query_params=here)  # fmt: skip
-            for name, label, icon in (
-                ("trajectories", "Look at its trajectories", "timeline"),
-                ("doctor", "Check it", "stethoscope"),
-            ):
-                st.page_link(components.page(name) or page, label=label, query_params=here,
-                             icon=f":material/{icon}:")  # fmt: skip
+    with st.container(horizontal=True):
+        for page, label, icon in (
+            ("datasets", "Open the dataset", "database"),
+            ("trajectories", "Look at its trajectories", "timeline"),
+            ("doctor", "Check it", "stethoscope"),
+        ):
+            components.link(page, label, icon, dataset=job.dataset)
 
 
 def _failed(job: Any) -> None:

@@ -26,19 +26,14 @@ def show(dataset: Any) -> None:
         components.commands(f"stepwell versions create {dataset.name}@v1")
         return
     _table(dataset, found)
-    names = [version.name for version in found]
-    if st.session_state.get("version") not in names:
-        st.session_state.pop("version", None)
-    chosen = st.selectbox("Version", names, key="version", bind="query-params")
+    chosen = components.choose("Version", [version.name for version in found], "version")
     version = next(v for v in found if v.name == chosen)
     _detail(version)
     others = [v for v in found if v is not version]
     if others:
-        with st.expander(
-            "Compare with another version", key="version_compare", on_change="rerun"
-        ) as folder:
-            if folder.open:
-                _difference(version, others)
+        components.folder(
+            "Compare with another version", "version_compare", lambda: _difference(version, others)
+        )
     with st.expander("Delete this version"):
         st.caption("Its trajectories stay, and stay protected. Its name is not given again.")
         components.confirm_delete(
@@ -62,15 +57,12 @@ def _table(dataset: Any, found: list[Any]) -> None:
         }
         for v in found
     ]
-    columns = {
-        "mean return": st.column_config.NumberColumn(format="%.2f"),
-        "transitions": st.column_config.NumberColumn(format="localized"),
-    }
+    columns = {"mean return": components.HUNDREDTHS, "transitions": components.GROUPED}
     sql = (
         "SELECT version, parent, trajectories, steps, licence, digest, created_at\n"
         f"FROM versions WHERE dataset = {formatting.literal(dataset.name)} ORDER BY created_at DESC"
     )
-    components.table(pd.DataFrame(rows), "versions", sql=sql, columns=columns, times=["created"])
+    components.table(rows, "versions", sql=sql, columns=columns, times=["created"])
 
 
 def _detail(version: Any) -> None:
@@ -107,20 +99,13 @@ def _detail(version: Any) -> None:
     launches.train_link(version.version)
     where = version.select.split("WHERE ", 1)[1]
     components.sql_note(f"SELECT * FROM trajectories WHERE {where}", "version")
-    _card(version)
+    components.folder("Card (Markdown)", "card", lambda: _card(version))
 
 
-@st.fragment
 def _card(version: Any) -> None:
-    with components.folder("Card (Markdown)", "card") as folder:
-        if not folder.open:
-            return
-        text = api.version_card(version)
-        st.download_button(
-            "Download", text, f"{version.version}.md", "text/markdown", key="version_card",
-            icon=":material/download:", on_click="ignore", type="tertiary",
-        )  # fmt: skip
-        st.code(text, language=None, wrap_lines=True)
+    text = api.version_card(version)
+    components.download("Download", text, f"{version.version}.md", "text/markdown", "version_card")
+    st.code(text, language=None, wrap_lines=True)
 
 
 def _difference(version: Any, others: list[Any]) -> None:
@@ -142,7 +127,7 @@ def _difference(version: Any, others: list[Any]) -> None:
         }
         for name, part in parts.items()
     ]
-    components.table(pd.DataFrame(rows), "version_difference")
+    components.table(rows, "version_difference")
     for name, part in parts.items():
         if part.statistics.trajectories:
             components.sql_note(part.sql, f"difference_{name}", label=f"SQL: {name}")
@@ -161,12 +146,10 @@ def _create(dataset: Any, names: list[str]) -> None:
         st.caption("Its trajectories become protected for as long as the version exists.")
         sent = st.form_submit_button("Create", type="primary", key="version_go")
     if sent:
-        done = components.attempt(
+        components.change(
             lambda: api.client().create_version(
                 dataset.name, name, where=where.strip() or None, description=description,
                 licence=licence, parent=parent,
             ),
             f"version {dataset.name}@{name} created",
         )  # fmt: skip
-        if done:
-            st.rerun()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from dashboard import api, components
+from dashboard import api, components, formatting
 
 SQL = (
     "SELECT id, role, run, state, policy, host, pid, heartbeat_at, counters, last_error\n"
@@ -39,16 +39,13 @@ def show() -> None:
         _commands(found)
     else:
         components.empty("No worker has reported yet. Start one on any machine:")
-    start = components.page("start")
-    if start is not None:
-        st.page_link(start, label="Start one on a machine with a launcher",
-                     icon=":material/rocket_launch:")  # fmt: skip
+    components.link("start", "Start one on a machine with a launcher", "rocket_launch")
     _lines()
 
 
 def _table() -> None:
     rows = []
-    known = api.known_runs(tuple(sorted({w.run for w in api.workers() if w.run})))
+    known = api.known_runs(w.run for w in api.workers())
     colours = components.run_colours(known.values())
     marks = []
     for w in sorted(api.workers(), key=lambda w: w.heartbeat_at, reverse=True):
@@ -67,10 +64,10 @@ def _table() -> None:
                 "counters": counters,
                 "host": w.host,
                 "pid": w.pid,
-                "error": (w.last_error.strip().splitlines() or [""])[-1],
+                "error": formatting.last_line(w.last_error),
             }
         )
-    components.table(pd.DataFrame(rows), "workers", sql=SQL, colours=marks, times=["heartbeat"])
+    components.table(rows, "workers", sql=SQL, colours=marks, times=["heartbeat"])
 
 
 def _commands(found: list[Any]) -> None:
@@ -82,19 +79,23 @@ def _commands(found: list[Any]) -> None:
         chosen = st.multiselect(
             "Send a command to", [w.id for w in able], key="command", placeholder="choose workers"
         )
-        for what, (icon, note) in COMMANDS.items():
-            if st.button(what.capitalize(), icon=f":material/{icon}:", help=note,
-                         key=f"command_{what}", disabled=not chosen):  # fmt: skip
-                done = components.attempt(
-                    lambda what=what: [api.client().command(w, what) for w in chosen],  # type: ignore[misc]
-                    f"{what}: sent to {len(chosen)}",
-                )
-                if done:
-                    st.rerun()
+        buttons(COMMANDS, chosen, "command")
     errors = [w for w in found if w.last_error.strip()]
     for w in errors:
         with st.expander(f"Last error of {w.id}", icon=":material/error:"):
             st.code(w.last_error, language=None, wrap_lines=True)
+
+
+def buttons(commands: Iterable[str], chosen: Sequence[str], key: str) -> None:
+    """A button for each command to these workers."""
+    for what in commands:
+        icon, note = COMMANDS[what]
+        if st.button(what.capitalize(), icon=f":material/{icon}:", help=note, key=f"{key}_{what}",
+                     disabled=not chosen):  # fmt: skip
+            components.change(
+                lambda what=what: [api.client().command(w, what) for w in chosen],  # type: ignore[misc]
+                f"{what}: sent to {len(chosen)}",
+            )
 
 
 def _lines() -> None:

@@ -1,38 +1,24 @@
 """A comparison of recipes on the evaluation page: chosen by its tag, with the same numbers."""
 
-import json
-import re
-from collections.abc import Callable
+import uuid
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
-from stepwell import Box, Client, EnvSpec
+from stepwell import Client
 from stepwell.messages import MetricPoint
-from tests.dashboard.conftest import open_folders
+from tests.dashboard.conftest import Page, check, evaluate, open_folders, play, scale
 from workbench.analysis.comparison import RATE, read_comparison
 from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
-Page = Callable[..., AppTest]
 RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}
 
 
-@pytest.fixture
-def compared(client: Client, name: str) -> str:
+@pytest.fixture(scope="module")
+def compared(service) -> str:
     """Recipes `good` with two seeds and two versions each, `bad` with one that has failed."""
-    spec = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Toy-v0")
-    client.create_dataset(name, spec)
-    for reward in (1.0, 2.0, 6.0):
-        client.add(
-            name,
-            obs=np.zeros((3, 2), np.float32),
-            actions=np.zeros((2, 1), np.float32),
-            rewards=np.full(2, reward / 2, np.float32),
-            terminated=True,
-            env="Toy-v0",
-        )
+    client, name = service.client(), f"t-{uuid.uuid4().hex[:12]}"
+    play(client, name, "Toy-v0", 1.0, 2.0, 6.0)
     client.flush(name)
     tags = [f"comparison:{name}", "mine"]
     for (recipe, seed), returns in [*RETURNS.items(), (("bad", 1), None)]:
@@ -45,30 +31,26 @@ def compared(client: Client, name: str) -> str:
         client.log_metrics(run, [MetricPoint(key=RATE, step=200, value=100.0, time=0.0)])
         client.patch_run(run, status="finished")
         for version in (100, 200):
-            evaluate(client, f"{run}-eval-{version}", f"{run}/{version}", returns, tags)
-    evaluate(client, f"{name}-random", "random", [0.0, 0.5], tags)
+            played(client, f"{run}-eval-{version}", f"{run}/{version}", returns, tags)
+    played(client, f"{name}-random", "random", [0.0, 0.5], tags)
     # Of the same policy, and not of the comparison.
-    evaluate(client, f"{name}-else", f"{name}-good-0/200", [99.0, 99.0], [])
+    played(client, f"{name}-else", f"{name}-good-0/200", [99.0, 99.0], [])
     return name
 
 
-def evaluate(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
+def played(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
     client.create_run(run, "eval", config={"env": "Toy-v0"}, tags=tags)
     client.patch_run(run, status="finished")
     # The newest counts; an earlier one had other seeds.
     for seeds, values in (([7, 8], [-50.0, -50.0]), ([0, 1], returns)):
-        mean = float(np.mean(values))
-        client.create_evaluation(
-            run=run, policy=policy, env="Toy-v0", seeds=seeds, returns=values, mean=mean, iqm=mean,
-            ci_low=mean - 1, ci_high=mean + 1,
-        )  # fmt: skip
+        evaluate(client, policy, "Toy-v0", values, run=run, seeds=seeds)
 
 
 def test_a_chosen_comparison_is_a_table_with_its_query(
     service, client: Client, compared: str, page: Page
 ) -> None:
     drawn = page("evaluation", service.url, comparison=compared)
-    assert not drawn.exception and not drawn.error
+    check(drawn)
     table = drawn.dataframe[0].value.set_index("recipe")
     assert list(table.index) == ["good", "bad", "random", "data"]
     assert table["mean"].tolist() == [7.25, 2.0, 0.25, 3.0]
@@ -94,11 +76,7 @@ def test_a_recipe_has_one_colour_in_all_charts(
     """Also where data and random, which only one chart has, would take a recipe's colour."""
     monkeypatch.setattr("hashlib.sha256", lambda _: SimpleNamespace(digest=lambda: bytes(4)))
     drawn = page("evaluation", service.url, comparison=compared)
-    scales = []
-    for chart in drawn.get("vega_lite_chart")[:2]:  # intervals, curves
-        found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', chart.proto.spec)
-        scales.append(dict(zip(*map(json.loads, found[0]), strict=True)))
-    every, recipes = scales
+    every, recipes = (scale(drawn, chart) for chart in (0, 1))  # intervals, curves
     assert set(every) == {"good", "bad", "random", "data"} and set(recipes) == {"good", "bad"}
     assert recipes.items() <= every.items()
 
@@ -113,16 +91,15 @@ def test_only_evaluations_with_the_seeds_asked_for_are_read(client: Client, comp
     assert not read_comparison(client, compared, env="Other-v0").evaluations
 
 
-def test_no_comparison_is_drawn_until_one_is_chosen(service, compared: str, page: Page) -> None:
-    drawn = page("evaluation", service.url)
+@pytest.mark.parametrize("asked", [{}, {"comparison": "gone"}])
+def test_no_comparison_is_drawn_until_one_is_chosen(
+    service, compared: str, page: Page, asked: dict[str, str]
+) -> None:
+    drawn = page("evaluation", service.url, **asked)
+    check(drawn)
     menu = drawn.selectbox(key="comparison")
     assert menu.value is None and compared in menu.options
     assert "recipe" not in drawn.dataframe[0].value
     menu.set_value(compared).run()
-    assert not drawn.exception and "recipe" in drawn.dataframe[0].value
-
-
-def test_a_comparison_that_is_gone_is_no_error(service, compared: str, page: Page) -> None:
-    drawn = page("evaluation", service.url, comparison="gone")
-    assert not drawn.exception and not drawn.error
-    assert drawn.selectbox(key="comparison").value is None
+    check(drawn)
+    assert "recipe" in drawn.dataframe[0].value

@@ -4,17 +4,16 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard import completion
 from stepwell import Box, Client, Discrete, EnvSpec
+from tests.dashboard.conftest import Page, no_traceback
 
 SCRIPT = Path(dashboard.__file__).with_name("completion.js")
 SPEC = EnvSpec.of({"vector": Box((2,)), "cam/left": Box((4, 4), dtype="uint8", low=0, high=255)},
@@ -52,29 +51,28 @@ def run_script(program: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "text,coloured",
-    [
-        ("", []),
-        ("select x", [["keyword", "select"]]),
-        ("'it''s' -- no 'text", [["string", "'it''s'"], ["comment", "-- no 'text"]]),
-        ('"a \'b" /* open', [["name", '"a \'b"'], ["comment", "/* open"]]),
-        ("'open\nselect 1", [["string", "'open\nselect 1"]]),
-        ("avg (x1) IN (1e-3)", [["function", "avg"], ["keyword", "IN"], ["number", "1e-3"]]),
-        ("é ü=$n_1", [["parameter", "$n_1"]]),
-    ],
-)
-def test_parts_of_a_query_have_colours(text: str, coloured: list[list[str]]) -> None:
+def test_parts_of_a_query_have_colours() -> None:
+    cases: dict[str, list[list[str]]] = {
+        "": [],
+        "select x": [["keyword", "select"]],
+        "'it''s' -- no 'text": [["string", "'it''s'"], ["comment", "-- no 'text"]],
+        '"a \'b" /* open': [["name", '"a \'b"'], ["comment", "/* open"]],
+        "'open\nselect 1": [["string", "'open\nselect 1"]],
+        "avg (x1) IN (1e-3)": [["function", "avg"], ["keyword", "IN"], ["number", "1e-3"]],
+        "é ü=$n_1": [["parameter", "$n_1"]],
+    }
     module = json.dumps(SCRIPT.with_name("colours.js").as_uri())
     keywords = [word for words in completion.KEYWORDS for word in words.split()]
     found = run_script(
         f"import {{ tokens }} from {module};"
         f"const keywords = new Set({json.dumps(keywords)});"
-        f"console.log(JSON.stringify(tokens({json.dumps(text)}, keywords)));"
+        f"const texts = {json.dumps(list(cases))};"
+        "console.log(JSON.stringify(texts.map((text) => tokens(text, keywords))));"
     )
-    assert [part for part in found if part[0]] == coloured
-    assert "".join(part for _, part in found) == text, "nothing is lost, and nothing twice"
-    assert {kind for kind, _ in coloured} <= set(completion.COLOURS)
+    for (text, coloured), parts in zip(cases.items(), found, strict=True):
+        assert [part for part in parts if part[0]] == coloured, text
+        assert "".join(part for _, part in parts) == text, "nothing is lost, and nothing twice"
+        assert {kind for kind, _ in coloured} <= set(completion.COLOURS)
 
 
 def test_columns_tables_functions_and_datasets_are_offered_where_they_fit(
@@ -144,9 +142,9 @@ def test_of_very_many_datasets_only_some_columns_are_sent(tables: Any, monkeypat
         assert [c["name"] for c in steps["columns"]] == [c.name for c in table.columns]
 
 
-def test_the_console_draws_it(service: Any, name: str, page: Callable[..., AppTest]) -> None:
+def test_the_console_draws_it(service: Any, name: str, page: Page) -> None:
     drawn = page("console", service.url)
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert drawn.text_area(key="q").value
     list_, colours = (str(one.proto) for one in drawn.get("bidi_component"))
     assert "trajectories" in list_ and "--st-blue-text-color" in colours

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import streamlit as st
 
 from stepwell.testing import make_spec, make_trajectory
+from tests.dashboard.conftest import Page
 from workbench.commands import sql
 
 SPEC = make_spec()
 
 
 def test_pages_and_the_command_line_say_what_is_left_out(
-    fresh_service: Any, page: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    fresh_service: Any, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = fresh_service.client()
     client.create_dataset("d", SPEC)

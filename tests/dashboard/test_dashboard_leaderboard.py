@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import streamlit as st
@@ -14,8 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import ranking
 from dashboard.views import score_table
-from stepwell import Client
-from stepwell.spaces import Box, Discrete, EnvSpec
+from tests.dashboard.conftest import Page, check, evaluate, play
 from workbench.analysis.confidence_intervals import bootstrap_grouped_iqm, bootstrap_grouped_mean
 
 ENVS = ("Hopper-v5", "Plain-v0", "Walker2d-v5")
@@ -25,18 +22,10 @@ RETURNS = {
 }
 
 
-def evaluate(client: Client, policy: str, env: str, returns: list[float]) -> None:
-    mean = float(np.mean(returns))
-    client.create_evaluation(
-        policy=policy, env=env, seeds=list(range(len(returns))), returns=returns, mean=mean,
-        iqm=mean, ci_low=mean, ci_high=mean,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def scored(fresh_service: Any) -> Any:
+@pytest.fixture(scope="module")
+def scored(file_service: Any) -> Any:
     """Two recipes, one with two seeds, random actions and data."""
-    client = fresh_service.client()
+    client = file_service.client()
     for recipe, cells in RETURNS.items():
         for env, seeds in cells.items():
             for seed, returns in enumerate(seeds):
@@ -45,24 +34,16 @@ def scored(fresh_service: Any) -> Any:
                 client.create_run(run, "train", config=config)
                 evaluate(client, f"{run}/1", env, returns)
     evaluate(client, "random", "Plain-v0", [0.0, 1.0])
-    client.create_dataset("plain", EnvSpec.of(Box((1,)), Discrete(2), env="Plain-v0"))
-    for reward in (1.0, 2.0):
-        client.add(
-            "plain", obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-            rewards=np.full(2, reward, np.float32), terminated=True, env="Plain-v0",
-        )  # fmt: skip
-    return fresh_service
+    play(client, "plain", "Plain-v0", 2.0, 4.0)
+    return file_service
 
 
 def shown(page: AppTest) -> pd.DataFrame:
-    assert [e.message for e in page.exception] == []
-    assert [e.value for e in page.error] == []
+    check(page)
     return page.dataframe[0].value.set_index("policy")
 
 
-def test_policies_by_environments(
-    scored: Any, page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policies_by_environments(scored: Any, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: dict[float, str] = {}
     made = score_table.Score.of
 
@@ -101,7 +82,7 @@ def test_policies_by_environments(
     assert table["Plain-v0"]["scripted"] == 50.0
 
 
-def test_a_cell_opens_its_environment(scored: Any, page: Callable[..., AppTest]) -> None:
+def test_a_cell_opens_its_environment(scored: Any, page: Page) -> None:
     """Of a cell that has no environment nothing changes."""
     drawn = page("evaluation", scored.url)
     assert drawn.selectbox(key="env").options == ["all", *ENVS]

@@ -1,6 +1,5 @@
 """A version from an answer of the SQL page, and parameters as literals."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +8,9 @@ from streamlit.testing.v1 import AppTest
 from dashboard import formatting
 from stepwell import Client
 from stepwell.testing import make_spec, make_trajectory
-from tests.dashboard.conftest import open_folders
+from tests.dashboard.conftest import Page, no_traceback, open_folders
 
 SPEC = make_spec(env="Test-v1")
-Page = Callable[..., AppTest]
 QUERY = "SELECT id FROM trajectories WHERE dataset = $name AND length >= $low -- not $this"
 
 
@@ -30,7 +28,7 @@ def create(page: AppTest, dataset: str, name: str) -> None:
     page.text_input(key="make_version_name").set_value(name)
     page.button(key="make_version_go").click()
     open_folders(page)
-    assert [e.message for e in page.exception] == []
+    no_traceback(page)
 
 
 def test_an_answer_with_ids_becomes_a_version(

@@ -1,21 +1,14 @@
 """Saved queries on the SQL page: save, open, link, delete; with and without a service."""
 
-from collections.abc import Callable
 from typing import Any
 
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, formatting
 from stepwell import Client
+from tests.dashboard.conftest import Page, check, no_traceback
 
-Page = Callable[..., AppTest]
 QUERY = "SELECT $low + 1 AS more, $word AS word"
-
-
-def check(page: AppTest) -> None:
-    assert [e.message for e in page.exception] == []
-    assert [e.value for e in page.error] == []
 
 
 def answer(page: AppTest) -> dict[str, Any]:
@@ -69,7 +62,7 @@ def test_a_refused_save_is_a_message(service: Any, page: Page) -> None:
     assert "name" in drawn.warning[0].value
     drawn.text_input(key="save_name").set_value("Not A Name")
     drawn.button(key="save_go").click().run()
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert "name" in drawn.error[0].value
 
 
@@ -88,16 +81,3 @@ def test_values_are_written_as_a_person_would_type_them() -> None:
     for value in (1, 1.5, True, "x", "1", "true", '"', "a b"):
         assert formatting.value_of(formatting.text_of(value)) == value
     assert formatting.text_of("x") == "x"
-
-
-def test_without_a_service_there_is_only_the_notice(
-    fresh_service: Any, page: Page, monkeypatch: Any
-) -> None:
-    drawn = page("console", fresh_service.url)
-    check(drawn)
-    fresh_service.stop()
-    st.cache_data.clear()
-    drawn.text_input(key="save_name").set_value("kept")
-    drawn.button(key="save_go").click().run()
-    assert [e.message for e in drawn.exception] == []
-    assert len(drawn.error) == 1

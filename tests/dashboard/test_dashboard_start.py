@@ -1,7 +1,6 @@
 """The page Start: forms from the programs' own schema, over a real service."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from dashboard import api, launching, programs
 from dashboard.views.start import parse_args
 from stepwell import Box, Client, EnvSpec
 from stepwell.messages import MetricPoint, Program
+from tests.conftest import ServiceProcess
+from tests.dashboard.conftest import Page, check
 from trainer.options import resolve
 from workbench.launcher.programs import program_of
-
-Page = Callable[..., AppTest]
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +21,24 @@ def published() -> dict[str, Program]:
     return {role: program_of(role, ["my_envs"]) for role in ("train", "collect", "evaluate")}
 
 
+@pytest.fixture(scope="module")
+def launching_service(
+    file_service: ServiceProcess, published: dict[str, Program]
+) -> ServiceProcess:
+    """A service with a launcher and a dataset."""
+    client = file_service.client()
+    client.heartbeat("box-1", role="launcher", host="box")
+    for role, program in published.items():
+        client.put_program("box-1", role, program)
+    client.create_dataset("hops", EnvSpec.of(Box((2,)), Box((1,)), env="Hopper-v5"))
+    return file_service
+
+
 @pytest.fixture
-def box(fresh_service: Any, published: dict[str, Program]) -> Any:
-    """A service with a launcher, a dataset and an earlier run."""
-    with Client(fresh_service.url) as client:
-        client.heartbeat("box-1", role="launcher", host="box")
-        for role, program in published.items():
-            client.put_program("box-1", role, program)
-        client.create_dataset("hops", EnvSpec.of(Box((2,)), Box((1,)), env="Hopper-v5"))
-    return fresh_service
-
-
-def fine(page: AppTest) -> None:
-    assert [e.message for e in page.exception] == []
-    assert [e.value for e in page.error] == []
+def box(launching_service: ServiceProcess) -> ServiceProcess:
+    """It, with the launcher just heard of."""
+    launching_service.client().heartbeat("box-1", role="launcher", host="box")
+    return launching_service
 
 
 def key(name: str, recipe: str = "offline", role: str = "train") -> str:
@@ -52,7 +55,7 @@ def needed(page: AppTest) -> list[str]:
 
 def test_only_what_was_changed_is_launched(box: Any, page: Page) -> None:
     drawn = page("start", box.url)
-    fine(drawn)
+    check(drawn)
     assert drawn.button(key="launch_go").disabled
     assert needed(drawn) == ["Still to choose: **dataset**."] and not drawn.warning
     assert drawn.number_input(key=key("updates")).value == 1500, "the recipe's, not the default"
@@ -60,7 +63,7 @@ def test_only_what_was_changed_is_launched(box: Any, page: Page) -> None:
     drawn.number_input(key=key("agent.losses.gamma")).set_value(0.9)
     drawn.selectbox(key=key("optimizer.decay")).select("none")
     drawn.text_area(key=key("more")).set_value("agent.losses.td-lambda = 0.5").run()
-    fine(drawn)
+    check(drawn)
     assert not drawn.warning and not needed(drawn)
     assert line(drawn) == (
         "stepwell train offline --dataset=hops --optimizer.decay=none --agent.losses.gamma=0.9"
@@ -68,9 +71,9 @@ def test_only_what_was_changed_is_launched(box: Any, page: Page) -> None:
     )
     resolve(line(drawn).split()[2:])  # the trainer reads that line
     drawn.button(key="launch_go").click().run()
-    fine(drawn)
+    check(drawn)
     with Client(box.url) as client:
-        (made,) = client.launches()
+        made = client.launches()[0]
     assert (made.role, made.recipe, made.count) == ("train", "offline", 1)
     assert made.args == {
         "dataset": "hops", "optimizer.decay": "none", "agent.losses.gamma": 0.9,
@@ -83,7 +86,7 @@ def test_defaults_are_those_of_the_chosen_recipe(box: Any, page: Page) -> None:
     drawn.selectbox(key=key("dataset", "")).select("hops").run()
     shown = drawn.number_input(key=key("data.batch", "bc")).value
     drawn.selectbox(key="recipe").select("tmaze").run()
-    fine(drawn)
+    check(drawn)
     other = drawn.number_input(key=key("data.batch", "tmaze")).value
     for recipe, batch in (("bc", shown), ("tmaze", other)):
         assert batch == resolve([recipe]).config.data.batch
@@ -125,14 +128,14 @@ def test_a_launch_and_a_run_are_copied_into_the_form(box: Any, page: Page) -> No
         row = {**config.config.to_dict(), "origins": config.origins}
         client.create_run("old", "train", config=row, host="box")
     drawn = page("start", box.url, clone=f"launch:{launch.id}")
-    fine(drawn)
+    check(drawn)
     assert line(drawn) == (
         "stepwell train bc --dataset=hops --seed=3 --tags a b --agent.losses.td-lambda=0.5"
     )
     drawn.number_input(key=key("seed", "bc")).set_value(4).run()
     assert "--seed=4" in line(drawn), "what was copied can be changed"
     drawn = page("start", box.url, clone="run:old")
-    fine(drawn)
+    check(drawn)
     assert line(drawn) == "stepwell train bc --dataset=hops --seed=7 --data.batch=8"
     gone = page("start", box.url, clone="launch:la_gone")
     assert [e.message for e in gone.exception] == [] and "la_gone" in gone.error[0].value
@@ -142,13 +145,13 @@ def test_a_selection_fills_the_form(box: Any, page: Page) -> None:
     """A condition of several lines stays one, comments included."""
     where = "id IN (SELECT id FROM (\nSELECT id FROM trajectories -- all\n))"
     drawn = page("start", box.url, **launching.selected("hops", where))
-    fine(drawn)
+    check(drawn)
     assert drawn.selectbox(key="recipe").value == "offline"
     assert drawn.selectbox(key=key("dataset", "")).value == "hops"
     assert drawn.text_area(key=key("where", "")).value == where
     assert not needed(drawn) and not drawn.warning
     drawn.button(key="launch_go").click().run()
-    fine(drawn)
+    check(drawn)
     with Client(box.url) as client:
         assert client.launches()[0].args == {"dataset": "hops", "where": where}
     drawn.text_area(key=key("where", "")).set_value("").run()
@@ -191,14 +194,14 @@ def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
         client.publish_policy("first", 3, b"weights")
         client.set_alias("first", "best", 3)
     drawn = page("start", box.url, role="evaluate")
-    fine(drawn)
+    check(drawn)
     assert line(drawn) == "stepwell evaluate", "nothing that is empty"
     assert needed(drawn) == ["Still to choose: **policy or random**."], "its data tell the env"
     assert not drawn.warning and drawn.button(key="launch_go").disabled
     drawn.selectbox(key=key("policy", "", "evaluate")).select("first").run()
     drawn.selectbox(key=key("policy", "", "evaluate") + "/").select("best")
     drawn.selectbox(key=key("env", "", "evaluate")).select("Hopper-v5").run()
-    fine(drawn)
+    check(drawn)
     assert line(drawn) == "stepwell evaluate --policy=first/best --env=Hopper-v5"
     drawn = page("start", box.url, role="collect")
     assert line(drawn) == "stepwell collect"
@@ -207,7 +210,7 @@ def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
     drawn.selectbox(key=key("env", "", "collect")).select("Hopper-v5")
     drawn.selectbox(key=key("dataset", "", "collect")).select("hops")
     drawn.checkbox(key=key("random", "", "collect")).check().run()
-    fine(drawn)
+    check(drawn)
     assert line(drawn) == "stepwell collect --env=Hopper-v5 --dataset=hops --random=true"
     assert not drawn.button(key="launch_go").disabled and not needed(drawn)
     drawn.selectbox(key=key("policy", "", "collect")).select("first").run()
@@ -220,15 +223,15 @@ def test_collecting_and_evaluating_have_forms_too(box: Any, page: Page) -> None:
 def test_a_launch_is_seen_and_stopped(box: Any, page: Page) -> None:
     with Client(box.url) as client:
         made = client.create_launch("collect", args={"run": "x"}, count=2)
-        client.claim_launch("box-1")
+        client.claim_launch("box-1", ["collect"])
         client.patch_launch(made.id, state="running", run="x-1 … x-2", log="hello from afar")
         drawn = page("start", box.url)
         drawn.session_state["launches"] = {"selection": {"rows": [0], "columns": [], "cells": []}}
         drawn.run()
-        fine(drawn)
+        check(drawn)
         assert any("hello from afar" in c.value for c in drawn.code)
         drawn.button(key="launch_stop_go").click().run()
-        fine(drawn)
+        check(drawn)
         assert client.launch(made.id).state == "cancelled"
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from stepwell import Client, NotFound
 from stepwell.testing import make_spec, make_trajectory
-from tests.dashboard.conftest import open_folders
+from tests.dashboard.conftest import Page, check, no_traceback, open_folders
 
 SPEC = make_spec(env="Test-v1")
-Page = Callable[..., AppTest]
 
 
 @pytest.fixture
@@ -22,14 +18,9 @@ def dataset(client: Client, name: str) -> str:
     return name
 
 
-def fine(drawn: AppTest) -> None:
-    assert [e.message for e in drawn.exception] == []
-    assert [e.value for e in drawn.error] == []
-
-
 def test_without_a_version_it_says_how_to_make_one(service, dataset: str, page: Page) -> None:
     drawn = page("datasets", service.url, dataset=dataset, dataset_tab="Versions")
-    fine(drawn)
+    check(drawn)
     assert any(f"stepwell versions create {dataset}@v1" in one.value for one in drawn.markdown)
 
 
@@ -41,7 +32,7 @@ def test_make_one_from_a_where(service, client: Client, dataset: str, page: Page
     drawn.text_input(key="version_licence").set_value("MIT")
     drawn.selectbox(key="version_parent").set_value("v1")
     drawn.button(key="version_go").click().run()
-    fine(drawn)
+    check(drawn)
     made = client.version(f"{dataset}@v2")
     assert (made.statistics.trajectories, made.licence) == (2, "MIT")
     assert made.parent == f"{dataset}@v1"
@@ -54,7 +45,7 @@ def test_a_wrong_where_is_told_and_nothing_is_made(
     drawn.text_input(key="version_name").set_value("v1")
     drawn.text_area(key="version_where").set_value("no_such_column > 1")
     drawn.button(key="version_go").click().run()
-    assert [e.message for e in drawn.exception] == []
+    no_traceback(drawn)
     assert "no_such_column" in drawn.error[0].value
     assert client.versions(dataset) == []
 
@@ -69,14 +60,14 @@ def test_one_version_its_card_and_what_differs(
     )
     drawn = page("datasets", service.url, dataset=dataset, version="v2")
     drawn.session_state["card_open"] = True
-    fine(drawn.run())
+    check(drawn.run())
     shown = [code.value for code in drawn.code]
     assert any(made.digest in one and "CC0-1.0" in one for one in shown), "the card"
     assert any(f"--dataset {dataset}@v2" in one.value for one in drawn.markdown)
     assert not any(one.key.startswith("version_before") for one in drawn.selectbox if one.key)
-    drawn.session_state["version_compare"] = True
+    drawn.session_state["version_compare_open"] = True
     drawn.run()
-    fine(open_folders(drawn))
+    check(open_folders(drawn))
     shown = [code.value for code in drawn.code]
     assert text in [one.value for one in drawn.text]
     assert not any("example.org" in one.value for one in drawn.markdown), "no foreign picture"
@@ -88,7 +79,7 @@ def test_one_version_its_card_and_what_differs(
 def test_a_stale_link_shows_the_newest(service, client: Client, dataset: str, page: Page) -> None:
     client.create_version(dataset, "v1")
     drawn = page("datasets", service.url, dataset=dataset, version="gone")
-    fine(drawn)
+    check(drawn)
     assert drawn.selectbox(key="version").value == "v1"
 
 

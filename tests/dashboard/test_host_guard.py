@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,9 @@ NAME, ORIGIN = "dash.example.org", "https://board.example.org"
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str], port: int, log: Path, **allowed: str) -> Iterator[int]:
+def running(
+    words: Sequence[str], port: int, log: Path, **allowed: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A program that serves the dashboard on a port."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
     env = {**inherited, "STEPWELL_URL": "http://127.0.0.1:9", **allowed}
@@ -59,19 +63,31 @@ def running(words: Sequence[str], port: int, log: Path, **allowed: str) -> Itera
 
     try:
         wait_until(answers, 120, what="Streamlit answers")
-        yield port
+        yield process
     finally:
         process.kill()
         process.wait()
 
 
+@dataclass
+class Dash:
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a running `stepwell dash`, which allows NAME and ORIGIN."""
+def dash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dash]:
+    """A running `stepwell dash`, which allows NAME and ORIGIN."""
     port, log = free_port(), tmp_path_factory.mktemp("dash") / "log"
     allowed = {HOSTS: f'["{NAME.upper()}"]', ORIGINS: f'["{ORIGIN}"]'}
-    with running(["dashboard.main", "--port", str(port)], port, log, **allowed):
-        yield port
+    with running(["dashboard.main", "--port", str(port)], port, log, **allowed) as process:
+        yield Dash(port, log, process)
+
+
+@pytest.fixture
+def port(dash: Dash) -> int:
+    return dash.port
 
 
 def status(port: int, request: str, host: str | None, **headers: str) -> int:
@@ -177,3 +193,17 @@ def test_the_pages_alone_have_streamlits_guard(tmp_path: Path) -> None:
             assert handshake(port, host, f"http://{host}") == 403
         for name in ("127.0.0.1", "localhost", "[::1]"):
             assert handshake(port, f"{name}:{port}", f"http://{name}:{port}") == 101
+
+
+def test_it_serves_on_loopback_and_stops_when_told(dash: Dash) -> None:
+    """The last test of this file: then the dashboard has ended."""
+    first, *_ = dash.log.read_text().splitlines()
+    assert first == f"Stepwell dashboard: http://127.0.0.1:{dash.port}"
+    listening = Path("/proc/net/tcp")
+    if listening.exists():
+        lines = (line.split() for line in listening.read_text().splitlines()[1:])
+        end = f":{dash.port:04X}"
+        mine = [line[1] for line in lines if line[3] == "0A" and line[1].endswith(end)]
+        assert mine == [f"0100007F{end}"]
+    dash.process.send_signal(signal.SIGTERM)
+    assert dash.process.wait(60) in (0, -signal.SIGTERM)
