@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,29 +85,30 @@ def _plain_log() -> None:
     configure_logging("info")
 
 
+@contextmanager
+def serving(data: Path, **settings: Any) -> Iterator[Live]:
+    """The app on this directory, until the block ends."""
+    values = {"maintenance_interval": 0, "seal_idle": 60.0, "seal_age": 60.0, "sql_workers": 0}
+    app = create_app(Settings(**{"data": data, **values, **settings}))
+    with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
+        yield Live(client, app.state.service, app.state.settings.data)
+
+
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Live]]:
     """Start the app, or start it again on the same directory; settings as keywords.
 
     A SQL worker costs half a second: modules that ask in SQL say SQL_WORKERS = 1.
     """
-    running: list[TestClient] = []
+    workers = getattr(request.module, "SQL_WORKERS", 0)
+    with ExitStack() as running:
 
-    def run(**settings: Any) -> Live:
-        while running:
-            running.pop().__exit__(None, None, None)
-        values = {"maintenance_interval": 0, "seal_idle": 60.0, "seal_age": 60.0}
-        values["sql_workers"] = getattr(request.module, "SQL_WORKERS", 0)
-        made = Settings(**{"data": tmp_path / "data", **values, **settings})
-        app = create_app(made)
-        client = TestClient(app, base_url=URL, raise_server_exceptions=False)
-        client.__enter__()
-        running.append(client)
-        return Live(client, app.state.service, made.data)
+        def run(**settings: Any) -> Live:
+            running.close()
+            values = {"data": tmp_path / "data", "sql_workers": workers, **settings}
+            return running.enter_context(serving(**values))
 
-    yield run
-    while running:
-        running.pop().__exit__(None, None, None)
+        yield run
 
 
 @pytest.fixture

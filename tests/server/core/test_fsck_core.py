@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,27 @@ import pytest
 from server.fsck import main as fsck
 from stepwell.testing import make_spec, make_trajectory
 from tests.index_file import write_index
+from tests.server.core.conftest import Live, serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed directory with two shards, a snapshot, a policy and a video."""
+    path = tmp_path_factory.mktemp("fsck") / "data"
+    with serving(path, sql_workers=1) as live:
+        fill(live)
+    return path
 
 
 @pytest.fixture
-def data(start: Callable[..., Any]) -> Path:
-    """A closed directory with two shards, a snapshot, a policy and a video."""
-    live = start()
+def data(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it, on which `start` starts."""
+    return shutil.copytree(filled, tmp_path / "data")
+
+
+def fill(live: Live) -> None:
     live.create(capacity={"trajectories": 10})
     for i in range(2):
         live.post([make_trajectory(SPEC, length=20, seed=10 * i + j) for j in range(3)])
@@ -34,9 +47,6 @@ def data(start: Callable[..., Any]) -> Path:
     url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
     gif = {"content-type": "image/gif"}
     assert live.http.put(url, content=b"GIF89a frames", headers=gif).is_success
-    live.service.close()
-    path: Path = live.data
-    return path
 
 
 def first(data: Path, pattern: str) -> Path:

@@ -21,6 +21,7 @@ from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.main import db_main
 from server.storage.mark import Mark, read_mark, write_mark
 from stepwell.testing import make_spec, make_trajectory
+from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
 SQL_WORKERS = 1
@@ -99,22 +100,31 @@ def contents(data: Path) -> set[str]:
     }
 
 
+Times = tuple[list[Path], list[dict[str, Any]]]
+"""A directory at several times, and what it held."""
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Times:
+    """At two times, each after a clean stop."""
+    folder = tmp_path_factory.mktemp("times")
+    found, states = [], []
+    for number, name in ((1, "early"), (2, "late")):
+        with serving(folder / "data", sql_workers=1, compact_after=0.0, shard_grace=0.0) as live:
+            grow(live, number)
+            if number == 2:
+                live.service.maintenance.round()  # compacts: files of the early time are deleted
+                live.service.maintenance.round()
+            states.append(state(live))
+        found.append(shutil.copytree(folder / "data", folder / name))
+    return found, states
+
+
 @pytest.fixture
-def times(start: Callable[..., Any], tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
+def times(closed: Times, tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
     """The directory at two times, and what it held."""
-    live = start(compact_after=0.0, shard_grace=0.0)
-    grow(live, 1)
-    states = [state(live)]
-    live.service.close()
-    early = shutil.copytree(live.data, tmp_path / "early")
-    live = start(compact_after=0.0, shard_grace=0.0)
-    grow(live, 2)
-    live.service.maintenance.round()  # compacts: files of the early time are deleted
-    live.service.maintenance.round()
-    states.append(state(live))
-    live.service.close()
-    late = shutil.copytree(live.data, tmp_path / "late")
-    return early, late, states
+    early, late = (shutil.copytree(path, tmp_path / path.name) for path in closed[0])
+    return early, late, closed[1]
 
 
 def pair(index: Path, files: Path, to: Path, *, mark: bool = True) -> Path:
@@ -337,20 +347,27 @@ def checkpoint(live: Any) -> None:
         assert plain.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0] == 0
 
 
-@pytest.fixture
-def killed(start: Callable[..., Any], tmp_path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The directory at three times, each with a log of its own; and what it held at the last."""
-    live = start()
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Times:
+    """At three times, each with a log of its own; and what it held at the last."""
+    folder = tmp_path_factory.mktemp("logs")
     found = []
-    for number in (1, 2, 3):
-        grow(live, number)
-        checkpoint(live)
-        sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
-        for one in sent:
-            live.post([one])
-        found.append(as_it_lies(live, tmp_path / f"time{number}"))
-    live.flush()  # it does so for `steps` anyway
-    return found, state(live)
+    with serving(folder / "data", sql_workers=1) as live:
+        for number in (1, 2, 3):
+            grow(live, number)
+            checkpoint(live)
+            sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
+            for one in sent:
+                live.post([one])
+            found.append(as_it_lies(live, folder / f"time{number}"))
+        live.flush()  # it does so for `steps` anyway
+        return found, [state(live)]
+
+
+@pytest.fixture
+def killed(crashed: Times, tmp_path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The directory at three times, each with a log of its own; and what it held at the last."""
+    return [shutil.copytree(path, tmp_path / path.name) for path in crashed[0]], crashed[1][0]
 
 
 def test_an_index_with_its_own_log_is_no_other(killed: Any, start: Callable[..., Any]) -> None:
