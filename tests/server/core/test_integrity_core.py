@@ -34,6 +34,7 @@ from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
+from tests.server.core.conftest import serving
 
 SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
@@ -332,16 +333,26 @@ def test_a_large_file_neither_blocks_the_scrub_nor_its_end(start: Callable[..., 
 # --- what other ends left behind ------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trajectory]]:
+    """The directory of a stopped service with two shards, and what they hold."""
+    data = tmp_path_factory.mktemp("stopped") / "data"
+    with serving(data) as live:
+        sent, _ = sealed(live)
+    return data, sent
+
+
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("place", range(100, 4000, 300))
-def test_a_rebuild_takes_in_nothing_that_is_damaged(start: Callable[..., Any], place: int) -> None:
+def test_a_rebuild_takes_in_nothing_that_is_damaged(
+    stopped: tuple[Path, list[Trajectory]], tmp_path: Path, start: Callable[..., Any], place: int
+) -> None:
     """Of a lost index nothing says any more what was written, but the files themselves."""
-    live = start()
-    sent, (bad, _) = sealed(live)
-    size = bad.stat().st_size
-    live.service.close()
-    flip(bad, place * size // 4000)
-    result = rebuild(live.data)
-    live = start()
+    sent, data = stopped[1], shutil.copytree(stopped[0], tmp_path / "data")
+    bad = min((data / "shards" / "fifo").iterdir())
+    flip(bad, place * bad.stat().st_size // 4000)
+    result = rebuild(data)
+    live = start(sql_workers=0)
     here = {item["id"]: item["digest"] for item in live.listing()}
     assert here.items() <= {t.id: t.digest for t in sent}.items() and sent[1].id in here
     assert all(live.steps(t).digest == t.digest for t in sent if t.id in here)
