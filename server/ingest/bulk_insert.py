@@ -224,8 +224,12 @@ def check_room(settings: Settings, store: Store) -> None:
 
 def sweep_pending(db: Database, store: Store) -> int:
     """On startup: remove shards that an import wrote and never committed. Returns their number."""
-    marks = [name for name in store.names(FOLDER) if name.endswith(SUFFIX)]
-    return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in marks)
+    return sum(_undo(db, store, shard_id) for shard_id in pending_shards(store))
+
+
+def pending_shards(store: Store) -> set[str]:
+    """Ids of shards that an import has written, or is writing, and has not committed."""
+    return {name.removesuffix(SUFFIX) for name in store.names(FOLDER) if name.endswith(SUFFIX)}
 
 
 def _undo(db: Database, store: Store, shard_id: str) -> bool:

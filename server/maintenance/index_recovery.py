@@ -48,8 +48,6 @@ DATASET = (
     *("next_seq", "evicted", "created_at", "last_ingest_at", "created_by"),
 )
 ROWS_AT_ONCE = 1000
-LONGEST_HEADER = 100_000_000
-MAX_NUMBER = 2**53
 
 
 @dataclass(slots=True)

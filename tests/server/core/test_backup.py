@@ -147,7 +147,7 @@ def test_deletions_wait_for_the_backup(start: Callable[..., Any]) -> None:
         live.service.maintenance.round()
     assert before <= contents(live.data)
     assert len(list((live.data / "segments").iterdir())) == 1, "sealed, and kept"
-    hold.release()
+    hold.close()
     live.service.maintenance.round()
     assert list((live.data / "segments").iterdir()) == []
     assert len(list((live.data / "shards" / "fifo").iterdir())) < 5

@@ -304,7 +304,7 @@ def test_deleted_files_do_not_come_back(start: Callable[..., Any]) -> None:
     live.service.maintenance.round()
     assert len(list((live.data / "annotations").iterdir())) == 1
     live.service.close()
-    hold.release()
+    hold.close()
     again = start()
     for folder in ("policies", "annotations"):
         assert list((live.data / folder).iterdir()) == []
