@@ -94,6 +94,13 @@ def serving(data: Path, **settings: Any) -> Iterator[Live]:
         yield Live(client, app.state.service, app.state.settings.data)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One app for all tests of a module that leave nothing in it which others would find."""
+    with serving(tmp_path_factory.mktemp("shared") / "data") as live:
+        yield live
+
+
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Live]]:
     """Start the app, or start it again on the same directory; settings as keywords.

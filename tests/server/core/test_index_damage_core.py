@@ -27,6 +27,7 @@ from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from tests.index_file import change_bytes, damage_rows, write_index
+from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
 SQL_WORKERS = 1
@@ -37,26 +38,33 @@ def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4, seed=first + i) for i in range(count)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sent() -> list[Trajectory]:
     return make(4)
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, sent: list[Trajectory]) -> Path:
+    """The directory of a stopped service with two datasets, and a run with two policies."""
+    data = tmp_path_factory.mktemp("stopped") / "data"
+    with serving(data) as live:
+        for name in ("kitchen", "garden"):
+            live.create(name)
+        live.post(sent, "kitchen")
+        live.flush("kitchen")
+        live.post(make(2, 50), "garden")
+        live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
+        octets = {"content-type": "application/octet-stream"}
+        for version in (1, 2):
+            path = f"/v1/runs/r/policies/{version}"
+            live.http.put(path, content=b"w" * version, headers=octets).raise_for_status()
+        return stop(live).parent
+
+
 @pytest.fixture
-def index(start: Callable[..., Any], sent: list[Trajectory]) -> Path:
-    """The index of a stopped service with two datasets, a run with two policies, a token."""
-    live = start()
-    for name in ("kitchen", "garden"):
-        live.create(name)
-    live.post(sent, "kitchen")
-    live.flush("kitchen")
-    live.post(make(2, 50), "garden")
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
-    octets = {"content-type": "application/octet-stream"}
-    for version in (1, 2):
-        path = f"/v1/runs/r/policies/{version}"
-        live.http.put(path, content=b"w" * version, headers=octets).raise_for_status()
-    return stop(live)
+def index(stopped: Path, tmp_path: Path) -> Path:
+    """Its index, which the test may damage."""
+    return shutil.copytree(stopped, tmp_path / "data") / "index.sqlite"
 
 
 def stop(live: Any) -> Path:
