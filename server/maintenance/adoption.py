@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_change_id
 from server.index.tables import FILES, lost_rows, segments, shards, trajectories
 from server.ingest.index_rows import NOWHERE, chunks, insert_segment
-from server.ingest.seal import NewShard, insert_shard_row, move_to_shard
+from server.ingest.seal import insert_shard_row, move_to_shard, shard_row
 from server.ingest.segments import SegmentDamaged, open_segment
 from server.maintenance.unknown_files import SHARD_FOLDERS
 from server.maintenance.verified_shard import verified_shard
@@ -100,8 +100,10 @@ def _missing_trajectories(connection: Connection, store: Store) -> Missing:
     gone = [row for row in live if row.id not in there]
     rows = connection.execute(sa.select(g.pk, g.name).where(g.state != "consumed")).all()
     unread = [row.pk for row in rows if row.name not in spooled]
-    wanted = [t.shard_pk.in_(some) for some in chunks([row.pk for row in gone])]
-    wanted += [t.segment_pk.in_(some) for some in chunks(unread)]
+    wanted: list[sa.ColumnElement[bool]] = [
+        *(t.shard_pk.in_(some) for some in chunks([row.pk for row in gone])),
+        *(t.segment_pk.in_(some) for some in chunks(unread)),
+    ]
     if connection.execute(sa.select(lost_rows.c.pk).limit(1)).first() is not None:
         # A row of shards or segments may be lost: its trajectories refer to nothing.
         wanted.append(
@@ -209,8 +211,8 @@ def _shard_key(
     first = next(missing.trajectories[e.id][0] for e in entries if _is_missing(e, missing))
     dataset = connection.execute(sa.select(t.dataset_pk).where(t.pk == first)).scalar_one()
     if found is None:
-        new = NewShard(shard_id, dataset, partition, stored, entries, [])
-        return insert_shard_row(connection, new, dataset, time.time())
+        row = shard_row(shard_id, partition, stored, entries)
+        return insert_shard_row(connection, row, dataset, time.time())
     connection.execute(
         sa.update(shards)
         .where(s.pk == found.pk)

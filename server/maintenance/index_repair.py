@@ -41,7 +41,7 @@ from server.index.dialect import (
 from server.index.row_checksums import quoted
 from server.index.table_reader import TableReader, first_wrong_row
 from server.index.tables import metadata
-from server.ingest.seal import NewShard, shard_values
+from server.ingest.seal import shard_row
 from server.maintenance.clean_stop import take_mark
 from server.maintenance.rebuild import _replace as replace_index
 from server.maintenance.verified_shard import verified_shard
@@ -249,9 +249,8 @@ class _Salvage:
         except (OSError, ShardDamaged, InvalidData, IndexError, TypeError):
             return row
         alive = any(member[7] != "evicted" for member in members)
-        shard = NewShard(identity, 0, places[0], stored, list(footer.entries), [])
         state = {"state": "live" if alive else "retired", "dataset_pk": dataset}
-        return shard_values(shard) | state
+        return shard_row(identity, places[0], stored, footer.entries) | state
 
     # --- what is lost -----------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from server.index.wal import absorb_log, into_one_file, rename_log
 from server.ingest.bulk_insert import pending_shards
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import NOWHERE, chunks, insert_rows, insert_segment, row_of
-from server.ingest.seal import NewShard, insert_shard_row
+from server.ingest.seal import insert_shard_row, shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile, open_segment
 from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
@@ -228,8 +228,8 @@ def _read_shards(
             result.unreadable.append(name)  # of an earlier dataset with that name
             continue
         shard_id, partition = name.removesuffix(".parquet"), folder.removeprefix("shards/")
-        shard = NewShard(shard_id, 0, partition, stored, list(footer.entries), [])
-        pk = insert_shard_row(connection, shard, None, store.modified_at(folder, name))
+        row = shard_row(shard_id, partition, stored, footer.entries)
+        pk = insert_shard_row(connection, row, None, store.modified_at(folder, name))
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():
