@@ -105,9 +105,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Live]]:
     """Start the app, or start it again on the same directory; settings as keywords.
 
-    A SQL worker costs half a second: modules that ask in SQL say SQL_WORKERS = 1.
+    A SQL worker costs half a second: only tests with the mark `sql_worker` have one.
     """
-    workers = getattr(request.module, "SQL_WORKERS", 0)
+    workers = int(request.node.get_closest_marker("sql_worker") is not None)
     with ExitStack() as running:
 
         def run(**settings: Any) -> Live:

@@ -25,7 +25,6 @@ from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.test_index_and_files import contents, grow, state
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from tests.index_file import write_index
 
-SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
 
 
@@ -46,6 +45,7 @@ def two_shards(live: Any) -> tuple[list[Trajectory], list[Path]]:
     return sent, files
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_shard_is_never_handed_out_and_training_goes_on_without_it(
     start: Callable[..., Any],
 ) -> None:
@@ -73,6 +73,7 @@ def test_a_damaged_shard_is_never_handed_out_and_training_goes_on_without_it(
     assert live.steps(sent[0]).digest == sent[0].digest
 
 
+@pytest.mark.sql_worker
 def test_when_everything_selected_is_damaged_the_snapshot_says_so(live: Any) -> None:
     _, files = two_shards(live)
     for file in files:

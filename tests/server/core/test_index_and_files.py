@@ -24,7 +24,7 @@ from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+pytestmark = pytest.mark.sql_worker
 BYTES = {"content-type": "application/octet-stream"}
 GIF = {"content-type": "image/gif"}
 FOLDERS = ("segments", "shards", "policies", "videos", "versions", "annotations", "descriptions")

@@ -30,7 +30,6 @@ from tests.index_file import change_bytes, damage_rows, write_index
 from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 HEADER = "Stepwell-Index-Damaged"
 
 
@@ -139,6 +138,7 @@ def test_a_column_that_is_added_later_is_covered_when_the_table_is_protected_aga
 # --- a start over damage --------------------------------------------------------------------------
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_trajectory_is_left_out_named_and_back_after_a_rebuild(
     index: Path, sent: list[Trajectory], start: Callable[..., Any], capsys: Any
 ) -> None:
@@ -193,6 +193,7 @@ def test_fsck_before_a_start_blames_the_index_and_not_the_file(
     assert {p.cure for p in report.problems if not p.note} == {"stepwell fsck --rebuild --data DIR"}
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_dataset_takes_no_other_away_and_nothing_is_deleted(
     index: Path, sent: list[Trajectory], start: Callable[..., Any]
 ) -> None:

@@ -36,7 +36,6 @@ from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
 from tests.server.core.conftest import serving
 
-SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
 OCTETS = {"content-type": "application/octet-stream"}
 
@@ -135,6 +134,7 @@ def test_a_worker_opens_only_what_it_knows_and_only_for_reading(
 # --- who is told ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sql_worker
 def test_every_answer_says_what_it_lacks(live: Any) -> None:
     sent, (bad, good) = sealed(live)
     flip(bad, 200)
@@ -172,6 +172,7 @@ def test_a_range_is_checked_block_by_block(live: Any) -> None:
         assert (response.status_code, response.json()["code"]) == (410, "damaged")
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_piece_of_the_mirror_is_made_anew(live: Any) -> None:
     sealed(live)
     ask = {"sql": "select count(*), bit_xor(hash(t)) from trajectories as t", "timeout": 30}
@@ -185,6 +186,7 @@ def test_a_damaged_piece_of_the_mirror_is_made_anew(live: Any) -> None:
     assert live.http.get("/readyz").json()["status"] == "ok"
 
 
+@pytest.mark.sql_worker
 def test_checksums_that_are_damaged_themselves_condemn_no_good_file(live: Any) -> None:
     sent, (first, _) = sealed(live)
     with live.service.db.write() as connection:
@@ -245,6 +247,7 @@ def test_a_damaged_video_is_refused_and_storing_it_again_cures_it(
     assert len(list((live.data / "videos").iterdir())) == 1
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_snapshot_is_refused_by_name(live: Any) -> None:
     sealed(live)
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()

@@ -23,7 +23,7 @@ from stepwell.trajectory import Trajectory
 from tests.index_file import write_index
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+pytestmark = pytest.mark.sql_worker
 
 
 def make(count: int, first: int = 0, **options: Any) -> list[Trajectory]:
