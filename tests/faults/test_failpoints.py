@@ -36,7 +36,7 @@ ON_START = tuple(
 """Of a start that looks for damage of the index, and of a stop."""
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "name",
     sorted(

@@ -25,8 +25,6 @@ from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
 pytestmark = pytest.mark.sql_worker
-BYTES = {"content-type": "application/octet-stream"}
-GIF = {"content-type": "image/gif"}
 FOLDERS = ("segments", "shards", "policies", "videos", "versions", "annotations", "descriptions")
 
 
@@ -34,20 +32,15 @@ def grow(live: Any, number: int) -> None:
     """Some of everything; call it with 1, 2, …"""
     if number == 1:
         live.create()
-        live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
+        live.run()
     for part in range(2):
         seed = 100 * number + 10 * part
         live.post([make_trajectory(SPEC, length=4 + i, seed=seed + i) for i in range(3)])
         live.flush()
-    policy = f"policy {number}".encode() * 50
-    put = live.http.put(f"/v1/runs/r/policies/{number}", content=policy, headers=BYTES)
-    put.raise_for_status()
+    live.publish(number, f"policy {number}".encode() * 50).raise_for_status()
     points = {"points": [{"key": "loss", "step": number, "value": 0.5, "time": 1.0}]}
     live.http.post("/v1/runs/r/metrics", json=points).raise_for_status()
-    scores = {"seeds": [0], "returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    made = live.http.post("/v1/evaluations", json={"policy": "r/1", "env": "e", **scores}).json()
-    url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
-    live.http.put(url, content=b"GIF89a %d" % number, headers=GIF).raise_for_status()
+    live.put_video(live.evaluate(), b"GIF89a %d" % number).raise_for_status()
     live.http.post("/v1/datasets/d/versions", json={"name": f"v{number}"}).raise_for_status()
     chosen = live.listing()[-1]
     values = dict.fromkeys(("q", "v", "advantage", "weight"), [0.5] * chosen["length"])
@@ -74,10 +67,9 @@ def state(live: Any) -> dict[str, Any]:
         for video in http.get(f"/v1/evaluations/{evaluation['id']}/videos").json()["items"]:
             url = f"/v1/evaluations/{evaluation['id']}/videos/{video['seed']}"
             videos.append(http.get(url).raise_for_status().content)
-    steps = {"sql": "select count(distinct trajectory_id) from d.steps", "timeout": 60}
     return {
         "ids": ids,
-        "in steps": http.post("/v1/query", json=steps).raise_for_status().json()["rows"],
+        "in steps": live.query("select count(distinct trajectory_id) from d.steps")["rows"],
         "policies": sorted((p["version"], p["sha256"]) for p in policies),
         "videos": sorted(videos),
         "versions": sorted(
@@ -187,8 +179,7 @@ def test_an_index_newer_than_its_files_finds_what_they_hold(
     later = [one for one in states[1]["ids"] if one not in states[0]["ids"]]
     assert {live.http.get(f"/v1/trajectories/{one}/steps").status_code for one in later} == {410}
     live.flush()
-    steps = {"sql": "select distinct trajectory_id from d.steps", "timeout": 60}
-    answer = live.http.post("/v1/query", json=steps).raise_for_status().json()
+    answer = live.query("select distinct trajectory_id from d.steps")
     assert sorted(row[0] for row in answer["rows"]) == states[0]["ids"]
     assert sum(one["trajectories"] for one in answer["excluded"]) == len(later)
     health = live.http.get("/readyz").json()
@@ -336,11 +327,6 @@ def test_a_damaged_file_beside_a_good_one_of_its_name_keeps_no_service_from_star
 # --- the log beside the index ---------------------------------------------------------------------
 
 
-def as_it_lies(live: Any, to: Path) -> Path:
-    """The directory as a kill would leave it now."""
-    return shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-
-
 def checkpoint(live: Any) -> None:
     """SQLite copies the log into the file; the next transaction begins the log anew."""
     with closing(sqlite3.connect(live.data / "index.sqlite")) as plain:
@@ -359,7 +345,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Times:
             sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
             for one in sent:
                 live.post([one])
-            found.append(as_it_lies(live, folder / f"time{number}"))
+            found.append(live.as_killed(folder / f"time{number}"))
         live.flush()  # it does so for `steps` anyway
         return found, [state(live)]
 

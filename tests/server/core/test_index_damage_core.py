@@ -52,11 +52,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, sent: list[Trajectory]) ->
         live.post(sent, "kitchen")
         live.flush("kitchen")
         live.post(make(2, 50), "garden")
-        live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
-        octets = {"content-type": "application/octet-stream"}
+        live.run()
         for version in (1, 2):
-            path = f"/v1/runs/r/policies/{version}"
-            live.http.put(path, content=b"w" * version, headers=octets).raise_for_status()
+            live.publish(version, b"w" * version).raise_for_status()
         return stop(live).parent
 
 
@@ -69,13 +67,8 @@ def index(stopped: Path, tmp_path: Path) -> Path:
 def stop(live: Any) -> Path:
     """Stop the service; returns the index in a copy of the directory, which the test may damage."""
     live.service.close()
-    to: Path = live.data.with_name(f"{live.data.name}-stopped")
-    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-    return to / "index.sqlite"
-
-
-def query(live: Any, sql: str) -> Any:
-    return live.http.post("/v1/query", json={"sql": sql}).raise_for_status().json()
+    copy: Path = live.as_killed(live.data.with_name(f"{live.data.name}-stopped"))
+    return copy / "index.sqlite"
 
 
 # --- checksums of rows ----------------------------------------------------------------------------
@@ -148,11 +141,11 @@ def test_a_damaged_trajectory_is_left_out_named_and_back_after_a_rebuild(
     assert [item["id"] for item in live.listing("kitchen")] == [t.id for t in others]
     assert [live.steps(t).digest for t in others] == [t.digest for t in others]
     excluded = [{"dataset": "kitchen", "file": "index.sqlite", "trajectories": 1}]
-    found = query(live, "SELECT sum(length) FROM trajectories WHERE dataset = 'kitchen'")
+    found = live.query("SELECT sum(length) FROM trajectories WHERE dataset = 'kitchen'")
     assert (found["rows"], found["excluded"]) == ([[12]], excluded)
-    found = query(live, 'SELECT count(*) FROM "kitchen".steps')
+    found = live.query('SELECT count(*) FROM "kitchen".steps')
     assert (found["rows"], found["excluded"]) == ([[15]], excluded)
-    assert query(live, 'SELECT 1 FROM "garden".steps')["excluded"] == []
+    assert live.query('SELECT 1 FROM "garden".steps')["excluded"] == []
     made = live.http.post("/v1/snapshots", json={"dataset": "kitchen"}).json()
     assert (made["trajectories"], made["excluded"]) == (3, excluded)
     assert live.dataset("kitchen")["excluded"] == excluded
@@ -207,7 +200,7 @@ def test_a_damaged_dataset_takes_no_other_away_and_nothing_is_deleted(
     assert live.send(encode(make(1, 90), SPEC), "kitchen").status_code == 500
     assert live.http.get("/v1/datasets/unknown").status_code == 404
     assert [one["name"] for one in live.http.get("/v1/datasets").json()["items"]] == ["garden"]
-    found = query(live, "SELECT dataset, count(*) FROM trajectories GROUP BY 1")
+    found = live.query("SELECT dataset, count(*) FROM trajectories GROUP BY 1")
     assert found["rows"] == [["garden", 2]]
     assert found["excluded"] == [{"dataset": "kitchen", "file": "index.sqlite", "trajectories": 4}]
     assert live.post(make(1, 70), "garden") == [("stored", 3)]
@@ -229,8 +222,7 @@ def test_what_waits_to_be_sealed_waits_on_where_its_dataset_is_lost(
     live.post(sent, "kitchen")
     other = make(1, 60)
     live.post(other, "garden")
-    data = tmp_path / "killed"
-    shutil.copytree(live.data, data, ignore=shutil.ignore_patterns("lock", "mirror"))
+    data = live.as_killed(tmp_path / "killed")
     damage_rows(data / "index.sqlite", "UPDATE datasets SET tags = '[1]' WHERE name = 'kitchen'")
     live = start(data=data)
     live.flush("garden")
@@ -263,8 +255,7 @@ def test_an_alias_is_not_answered_with_another_policy(
         assert live.http.get(f"/v1/runs/r/policies/{which}").json()["code"] == "index_damaged"
     (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
     assert (listed["version"], listed["aliases"]) == (1, [])
-    octets = {"content-type": "application/octet-stream"}
-    again = live.http.put("/v1/runs/r/policies/2", content=b"other", headers=octets)
+    again = live.publish(2, b"other")
     assert again.json()["code"] == "index_damaged", "a version never changes"
 
 
@@ -283,7 +274,7 @@ def test_a_new_row_does_not_inherit_what_belonged_to_a_lost_one(
     """SQLite gives a number again when its row is gone."""
     damage_rows(index, "UPDATE runs SET notes = 'x'")
     live = start(data=index.parent)
-    live.http.post("/v1/runs", json={"name": "new", "kind": "train"}).raise_for_status()
+    live.run("new")
     assert live.http.get("/v1/runs/new/policies").json()["items"] == []
     assert live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).status_code == 500
 

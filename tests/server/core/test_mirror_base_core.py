@@ -150,7 +150,7 @@ def test_a_restart_reads_what_has_changed_alone(start: Callable[..., Any]) -> No
     live.create()
     live.post(make(20, 0))
     live.flush()
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    live.run()
     points = [{"key": "a", "step": 1, "value": 1.0, "time": 1.0}]
     live.http.post("/v1/runs/r/metrics", json={"points": points}).raise_for_status()
     live.service.mirror.state()
@@ -286,8 +286,7 @@ def test_a_damaged_piece_of_a_base_is_written_again(start: Callable[..., Any], b
         changed[len(changed) // 2] ^= 1
         path.write_bytes(changed)
     live = start(mirror_interval=0.0, sql_workers=1)
-    body = {"sql": "select count(*), count(digest), count(id) from trajectories", "timeout": 60}
-    answer = live.http.post("/v1/query", json=body).raise_for_status().json()
+    answer = live.query("select count(*), count(digest), count(id) from trajectories")
     assert answer["rows"] == [[10, 10, 10]]
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).raise_for_status().json()
     assert made["trajectories"] == 10

@@ -32,12 +32,6 @@ def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4 + i, seed=first + i) for i in range(count)]
 
 
-def crash(live: Any, to: Path) -> Path:
-    """The directory as a crash would leave it: copied while the service is running."""
-    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-    return to
-
-
 def segment_of(data: Path) -> Path:
     (found,) = (data / "segments").iterdir()
     return found
@@ -52,7 +46,7 @@ def unsealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Traje
         sent = make(5)
         live.post(sent[:3])
         live.post(sent[3:])
-        return crash(live, folder / "crashed"), sent
+        return live.as_killed(folder / "crashed"), sent
 
 
 @pytest.fixture
@@ -188,7 +182,7 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
     live.flush()
     live.post(second)
     before = live.listing() + live.listing("rich")
-    data = crash(live, tmp_path / "lost")
+    data = live.as_killed(tmp_path / "lost")
     for path in data.glob("index.sqlite*"):
         path.unlink()
     with pytest.raises(IndexUnusable, match="--rebuild"):
@@ -252,7 +246,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Traje
     folder = tmp_path_factory.mktemp("registry")
     with serving(folder / "data") as live:
         sent = fill(live)
-        return crash(live, folder / "crashed"), sent
+        return live.as_killed(folder / "crashed"), sent
 
 
 @pytest.fixture
@@ -284,10 +278,8 @@ def fill(live: Live) -> list[Trajectory]:
     live.http.patch("/v1/runs/r", json={"alarms": [alarm]})
     points = [{"key": "loss", "step": i, "value": i / 2, "time": 1.0} for i in range(3000)]
     assert live.http.post("/v1/runs/r/metrics", json={"points": points}).status_code == 200
-    binary = {"content-type": "application/octet-stream"}
     for version, body in ((5, policy_file("r", 5)), (9, b"opaque")):
-        path = f"/v1/runs/r/policies/{version}"
-        assert live.http.put(path, content=body, headers=binary).status_code == 201
+        assert live.publish(version, body).status_code == 201
     assert live.http.put("/v1/runs/r/aliases/best", json={"version": 9}).status_code == 200
     scored = {"run": "r", "policy": "r/9", "env": "e", "seeds": [0], "returns": [1.0]}
     scored |= {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
@@ -308,7 +300,7 @@ def test_a_rebuild_takes_over_what_the_old_index_still_says(
     videos = f"/v1/evaluations/{evaluation['id']}/videos"
     asked = (*asked, videos)
     before = [live.http.get(path).json() for path in asked]
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     result = rebuild(data)
     assert (result.runs, result.metrics, result.policies, result.labelled) == (1, 3000, 2, 1)
     assert (result.evaluations, result.videos) == (1, 1)
@@ -360,7 +352,7 @@ def test_without_an_index_what_is_described_comes_back(
     before = live.http.get("/v1/evaluations").json()["items"]
     (video,) = live.http.get(f"/v1/evaluations/{before[0]['id']}/videos").json()["items"]
     opaque = [p for p in live.http.get("/v1/runs/r/policies").json()["items"]]
-    data = crash(live, tmp_path / "lost")
+    data = live.as_killed(tmp_path / "lost")
     for path in data.glob("index.sqlite*"):
         path.unlink()
     result = rebuild(data)
@@ -384,7 +376,7 @@ def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
 ) -> None:
     live, sent = registered
     live.service.close()  # all of it in the one file
-    data = crash(live, tmp_path / "damaged")
+    data = live.as_killed(tmp_path / "damaged")
     path = data / "index.sqlite"
     page = 4096 * (path.read_bytes().rindex(b"loss") // 4096)
     with path.open("r+b") as file:  # one page of the metrics
@@ -498,7 +490,7 @@ def test_a_rebuild_keeps_datasets_of_the_old_index_as_they_were(
     live, _ = registered
     live.create("empty", spec=make_rich_spec(), description="soon", capacity={"steps": 9})
     before = [live.dataset(name) for name in ("d", "empty")]
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     with write_index(data / "index.sqlite") as index:
         index.execute("UPDATE datasets SET next_seq = 50 WHERE name = 'd'")
         index.commit()
@@ -519,7 +511,7 @@ def test_a_rebuild_leaves_out_files_of_an_earlier_dataset_with_another_layout(
     live.post(make(1))
     live.flush()
     live.post(make(1, first=20))
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     spec = make_rich_spec()
     with write_index(data / "index.sqlite") as index:
         values = (json.dumps(spec.to_json()), spec.digest)

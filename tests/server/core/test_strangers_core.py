@@ -36,7 +36,7 @@ def filled(shared: Live) -> Live:
     shared.create()
     shared.post([make_trajectory(SPEC)])
     shared.flush()
-    shared.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
+    shared.run()
     return shared
 
 
