@@ -24,6 +24,7 @@ from stepwell.errors import InvalidData
 from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.test_index_and_files import contents, grow, state
 
+pytestmark = pytest.mark.sql_worker
 SPEC = make_spec(observation=3, action=2)
 
 

@@ -235,7 +235,7 @@ def test_every_route_that_takes_a_body_waits_for_memory_before_it_reads(
     """Neither for a declared length nor for chunks, and answered with what to do."""
     live.create("name")
     live.run("name")
-    evaluation = live.evaluate().split("/")[3]
+    evaluation = live.evaluate(1).split("/")[3]
     routes = routes_with_bodies(live.http)
     assert len(routes) > 15
     everything = reservation_of(live.service.body_memory, live.service.body_memory.total)
