@@ -190,12 +190,9 @@ def db_main(argv: list[str] | None = None) -> int:
         if options.command == "current":
             print(f"{path}: revision {revision(path) or 'none'}, this program needs {REVISION}")
             return 0
-        lock = DirectoryLock(Path(options.data))
-        try:
+        with contextlib.closing(DirectoryLock(Path(options.data))):
             refuse_wrong_index(Path(options.data), path)
             print(f"{path}: revision {upgrade(path)}")
-        finally:
-            lock.release()
     except (DirectoryInUse, IndexUnusable) as error:
         return _fail(str(error))
     return 0

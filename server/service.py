@@ -86,7 +86,7 @@ class Service:
             self.jobs = Jobs(self.db)
             self.imports = Imports(settings, self.db, self.store, self.ingest.registry, self.jobs)
         except BaseException:
-            self._lock.release()
+            self._lock.close()
             raise
 
     def _on_damage(self, files: list[str]) -> None:
@@ -117,7 +117,7 @@ class Service:
         """Stop the parts in reverse order; the ingest, last, seals what was acknowledged."""
         with contextlib.ExitStack() as stack:  # a part that fails must not keep others from closing
             for close in (
-                self._lock.release,
+                self._lock.close,
                 self._mark_clean,
                 self.db.close,
                 self.ingest.close,

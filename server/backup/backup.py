@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,8 +93,7 @@ def back_up(
         )
     _refuse_wrong_index(data, index)
     target.remove_incomplete()
-    hold = DeletionHold(data)
-    try:
+    with closing(DeletionHold(data)):
         manifest = Manifest(new_id(), time.time(), 0, "")
         folder = target.folder(manifest.id)
         (folder / "segments").mkdir(parents=True)
@@ -110,24 +110,16 @@ def back_up(
         mark = read_index_mark(copy)
         assert mark is not None, "just copied"
         manifest.serial, manifest.index_sha256 = mark.serial, sha256_of(copy)
-        failpoint("backup.before_manifest")
         target.write_manifest(manifest)
-        failpoint("backup.after_manifest")
-    finally:
-        hold.release()
     return manifest
 
 
 def _refuse_wrong_index(data: Path, index: Path) -> None:
     try:
-        lock = DirectoryLock(data)
+        with closing(DirectoryLock(data)):
+            refuse_wrong_index(data, index)
     except DirectoryInUse:
         refuse_wrong_index(data, index, running=True)
-        return
-    try:
-        refuse_wrong_index(data, index)
-    finally:
-        lock.release()
 
 
 def _copy_index(index: Path, copy: Path) -> None:

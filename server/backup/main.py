@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail("stepwell", f"--keep: expected at least 1, got {args.keep}", status=2)
     if not args.list and args.data is None:
         return fail("stepwell", "missing data directory: --data DIR or STEPWELL_DATA", status=2)
-    with _reported(), _opened(args.target, create=not args.list) as target:
+    with _reported(), closing(Target(args.target, create=not args.list)) as target:
         if args.list:
             return _list(target.backups(), as_json=args.json)
         data = Path(args.data)
@@ -100,7 +100,7 @@ def restore_main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.data is None:
         return fail("stepwell", "missing data directory: --data DIR or STEPWELL_DATA", status=2)
-    with _reported(), _opened(args.target, create=False) as target:
+    with _reported(), closing(Target(args.target, create=False)) as target:
         manifest = _chosen(target.backups(), args.at, args.target)
         with _bar("restoring") as (start, advance):
             start(manifest.bytes)
@@ -120,15 +120,6 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("STEPWELL_DATA"),
         help="the service's directory (STEPWELL_DATA)",
     )
-
-
-@contextmanager
-def _opened(root: Path, *, create: bool) -> Iterator[Target]:
-    target = Target(root, create=create)
-    try:
-        yield target
-    finally:
-        target.close()
 
 
 @contextmanager

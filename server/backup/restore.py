@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 from server.backup.target import Damaged, Item, Manifest, Progress, Target, copy_file
@@ -32,8 +33,7 @@ def restore(
     Raises `InvalidData` if the directory holds anything else, `DirectoryInUse`, OSError.
     """
     _refuse_others(data, manifest.id)
-    lock = DirectoryLock(data)
-    try:
+    with closing(DirectoryLock(data)):
         _begin(data, manifest.id)
         store = Store(data)
         store.clear_tmp()
@@ -45,8 +45,6 @@ def restore(
         ):
             problems += _copy(item, source, data, progress)
         _index(folder / "index.sqlite", manifest.index_sha256, data)
-    finally:
-        lock.release()
     return problems
 
 
@@ -111,14 +109,10 @@ def _index(source: Path, sha256: str, data: Path) -> None:
                 f" stepwell fsck --rebuild --data {data}"
             ) from None
         upgrade(made)
-        db = Database(made)
-        try:
-            with db.write() as connection:
-                # What was written after the backup is another history.
-                renew_store(connection)
-                next_epoch(connection)
-        finally:
-            db.close()
+        with closing(Database(made)) as db, db.write() as connection:
+            # What was written after the backup is another history.
+            renew_store(connection)
+            next_epoch(connection)
         into_one_file(made)
         failpoint("restore.before_index")
         os.rename(made, index)

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from server.storage.checksums import STEP, Checksummer
+from server.storage.sealed import replace_file
 from server.storage.store import FOLDERS, NAME, QUARANTINE, sync_directory
 from stepwell._locks import take_lock
 from stepwell.errors import InvalidData
@@ -119,13 +120,8 @@ class Target:
         for name in ("files", "segments"):
             document[name] = [[i["path"], i["bytes"], i["sha256"]] for i in document[name]]
         path = self.folder(manifest.id) / "manifest.json"
-        temporary = path.with_suffix(".part")
-        with temporary.open("w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-        sync_directory(path.parent)
+        points = ("backup.before_manifest", "backup.after_manifest")
+        replace_file(path, json.dumps(document).encode(), points)
         sync_directory(path.parent.parent)
 
     def remove_incomplete(self) -> None:

@@ -127,6 +127,10 @@ def _of_index(what: str, cure: str = REBUILD) -> FsckProblem:
     return FsckProblem("index.sqlite", what, cure)
 
 
+def _trajectories(count: int) -> str:
+    return pluralize(count, "trajectory", "trajectories")
+
+
 def _cure(report: Report, table: str, key: Any, otherwise: str) -> str:
     """What to do where a row and a file disagree."""
     return REBUILD if key in report.wrong.get(table, ()) else otherwise
@@ -241,7 +245,7 @@ def check_segments(
 
 def _missing(where: str, members: set[str], elsewhere: set[str], cure: str) -> FsckProblem:
     lost = len(members - elsewhere)
-    what = f"missing, with {pluralize(len(members), 'trajectory', 'trajectories')}"
+    what = f"missing, with {_trajectories(len(members))}"
     if not lost:
         return FsckProblem(where, what, ELSEWHERE, note=True)
     return FsckProblem(where, f"{what}, {lost} of them in no other file", cure)
@@ -253,11 +257,8 @@ def _segment(
     where = f"segments/{name}"
     if store.size("segments", name) <= len(MAGIC):
         if spooled:
-            yield FsckProblem(
-                where,
-                f"empty, with {pluralize(len(spooled), 'trajectory', 'trajectories')}",
-                RESTORE,
-            )
+            what = f"empty, with {_trajectories(len(spooled))}"
+            yield FsckProblem(where, what, RESTORE)
         return
     try:
         file = open_segment(store, name)
@@ -368,7 +369,7 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             ).scalar()
             yield FsckProblem(
                 where,
-                f"{row['id']} misses {pluralize(missing, 'trajectory', 'trajectories')}",
+                f"{row['id']} misses {_trajectories(missing)}",
                 "create the snapshot again",
                 note=longest is None or longest <= uptime / 1e3,
             )
@@ -428,8 +429,8 @@ def check_unknown(db: Database, store: Store, report: Report) -> Iterator[FsckPr
         with db.read() as connection:
             new = len(set(ids) - set(find_known(connection, ids)))
         if new:
-            trajectories_ = pluralize(new, "trajectory", "trajectories")
-            yield FsckProblem(where, f"holds {trajectories_} that the index does not know", REBUILD)
+            what = f"holds {_trajectories(new)} that the index does not know"
+            yield FsckProblem(where, what, REBUILD)
         else:
             what = "no row of the index names it" + (", which has its trajectories" if ids else "")
             yield FsckProblem(where, what, KEPT_ASIDE, note=True)

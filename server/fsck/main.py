@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,19 +45,13 @@ def check(data: Path, *, deep: bool = False) -> Report:
         raise IndexUnusable(
             f"there is no index in {data}; if shards exist: stepwell fsck --rebuild --data {data}"
         )
-    lock = DirectoryLock(data)
-    try:
+    with closing(DirectoryLock(data)):
         refuse_wrong_index(data, data / "index.sqlite")
         store = Store(data)
         if trouble := mend(data / "index.sqlite").trouble:
             raise IndexUnusable(f"{trouble}; rebuild the index with: {REBUILD}")
-        db = Database(data / "index.sqlite")
-        try:
+        with closing(Database(data / "index.sqlite")) as db:
             return _check(db, store, deep)
-        finally:
-            db.close()
-    finally:
-        lock.release()
 
 
 def _check(db: Database, store: Store, deep: bool) -> Report:
@@ -143,11 +138,8 @@ def main(argv: list[str] | None = None) -> int:
 def _rebuild(data: Path, *, as_json: bool) -> int:
     from server.maintenance.rebuild import rebuild
 
-    lock = DirectoryLock(data)
-    try:
+    with closing(DirectoryLock(data)):
         result = asdict(rebuild(data))
-    finally:
-        lock.release()
     if as_json:
         print(json.dumps(result, indent=2))
     else:

@@ -277,8 +277,6 @@ def get_row(c: Connection, table: sa.Table, **key: Any) -> RowMapping:
     """The same. Raises 404, which names the last value of `key`."""
     row = find_row(c, table, **key)
     if row is None:
-        from server.problems import not_found  # as in find_pk
-
         raise not_found(table.name.removesuffix("s"), [*key.values()][-1])
     return row
 

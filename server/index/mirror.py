@@ -367,11 +367,16 @@ class Mirror:
             self._shards, self._excluded, self._specs = shards, excluded, specs
             self._most_rows = most_rows
             self._version += 1
-        checksums = dict(self._checksums)
-        for file, pk in fresh.items():
-            row = self._db.execute("SELECT checksums FROM shards WHERE pk = ?", (pk,)).fetchone()
-            checksums[file] = row[0] or b""  # empty: every read fails and the file is rechecked
-        self._checksums = checksums
+        self._learn_checksums("shards", fresh)
+
+    def _learn_checksums(self, table: str, files: Mapping[str, int]) -> None:
+        """`files`: path → key of its row."""
+        found = dict(self._checksums)
+        statement = f"SELECT checksums FROM {table} WHERE pk = ?"
+        for file, pk in files.items():
+            # Empty ones: every read fails and the file is rechecked.
+            found[file] = self._db.execute(statement, (pk,)).fetchone()[0] or b""
+        self._checksums = found
 
     def _forget_checksums(self, files: set[str]) -> None:
         self._checksums = {f: c for f, c in self._checksums.items() if f not in files}
@@ -420,13 +425,9 @@ class Mirror:
         if not gone and not fresh:
             return
         self._forget_checksums({path for n in gone if (path := pieces.pop(n).path) is not None})
-        checksums = dict(self._checksums)
-        for number in fresh:
-            path = f"annotations/{files[number]}"
-            pieces[number] = Piece(path, files[number])
-            row = self._db.execute("SELECT checksums FROM annotations WHERE pk = ?", (number,))
-            checksums[path] = row.fetchone()[0]
-        self._checksums = checksums
+        paths = {number: f"annotations/{files[number]}" for number in fresh}
+        pieces |= {number: Piece(path, files[number]) for number, path in paths.items()}
+        self._learn_checksums("annotations", {path: number for number, path in paths.items()})
         self._pieces["annotations"] = dict(sorted(pieces.items()))
         self._version += 1
 

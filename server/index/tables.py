@@ -219,26 +219,10 @@ trajectories = Table(
         "seq",
         **only_where("purpose = 'eval' AND state <> 'evicted'"),
     ),
-    Index(
-        "ix_trajectories_return",
-        "dataset_pk",
-        "return",
-        **only_where("state <> 'evicted'"),
-    ),
     # Orders that lists support: without these, each page would sort the whole dataset.
-    Index(
-        "ix_trajectories_length",
-        "dataset_pk",
-        "length",
-        "seq",
-        **only_where("state <> 'evicted'"),
-    ),
-    Index(
-        "ix_trajectories_created_at",
-        "dataset_pk",
-        "created_at",
-        "seq",
-        **only_where("state <> 'evicted'"),
+    *(
+        Index(f"ix_trajectories_{name[0]}", "dataset_pk", *name, **only_where("state <> 'evicted'"))
+        for name in (("return",), ("length", "seq"), ("created_at", "seq"))
     ),
     # Dead rows of each shard, without reading the living.
     Index("ix_trajectories_dead", "shard_pk", "length", **only_where("state = 'evicted'")),

@@ -24,7 +24,7 @@ from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import find_known, insert_rows, reserve_seqs, row_of
-from server.ingest.seal import insert_shard_values, new_shard, shard_values
+from server.ingest.seal import insert_shard_row, new_shard, shard_row
 from server.ingest.staged_rows import StagedRows
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
@@ -39,15 +39,15 @@ MOST_IN_SHARD = 16_384
 """Trajectories that wait in memory for their shard; each takes about 3 kB beside its arrays."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BulkResult:
     """Counts of a bulk insert."""
 
-    stored: int
-    steps: int
-    duplicates: int
+    stored: int = 0
+    steps: int = 0
+    duplicates: int = 0
     """Already stored with the same content."""
-    evicted: int
+    evicted: int = 0
     """Stored and evicted earlier; not stored again."""
 
 
@@ -71,11 +71,8 @@ class BulkInsert:
     _shards: list[dict[str, Any]] = field(default_factory=list)
     """Rows of the index; those of their trajectories are staged, a block for each shard."""
     _staged: StagedRows = field(init=False)
-    _stored: int = 0
-    _steps: int = 0
     _marks: list[str] = field(default_factory=list)
-    _duplicates: int = 0
-    _evicted: int = 0
+    _result: BulkResult = field(default_factory=BulkResult)
 
     def __post_init__(self) -> None:
         self._next = 1
@@ -110,9 +107,9 @@ class BulkInsert:
                     got=item.digest,
                 )
             elif there.evicted:
-                self._evicted += 1
+                self._result.evicted += 1
             else:
-                self._duplicates += 1
+                self._result.duplicates += 1
 
     def commit(self, create: Callable[[Connection], int] | None) -> BulkResult:
         """Make everything visible. `create` creates the dataset in the same transaction."""
@@ -126,7 +123,7 @@ class BulkInsert:
         failpoint("import.after_commit")
         self._staged.remove()
         self._forget_marks()
-        return BulkResult(self._stored, self._steps, self._duplicates, self._evicted)
+        return self._result
 
     def abandon(self) -> None:
         """Remove what was written; has no effect after a commit."""
@@ -163,10 +160,10 @@ class BulkInsert:
                     "conflict",
                     "the same file was imported at the same time; see that import's job instead",
                 )
-            shard_pk = insert_shard_values(connection, shard, pk, now)
+            shard_pk = insert_shard_row(connection, shard, pk, now)
             common = {"dataset_pk": pk, "shard_pk": shard_pk, "change_id": change_id}
             insert_rows(connection, [row | common for row in rows])
-        counted = {"trajectories": self._stored, "steps": self._steps}
+        counted = {"trajectories": self._result.stored, "steps": self._result.steps}
         write_audit(connection, self.who, "trajectories.import", self.dataset.name, **counted)
         evict_over_capacity(connection, pk, change_id)
 
@@ -194,9 +191,9 @@ class BulkInsert:
                 for number, entry in enumerate(shard.entries)
             ]
         )
-        self._shards.append(shard_values(shard))
-        self._stored += len(group)
-        self._steps += sum(entry.rows - 1 for entry in entries)
+        self._shards.append(shard_row(shard_id, self.partition, shard.file, shard.entries))
+        self._result.stored += len(group)
+        self._result.steps += sum(entry.rows - 1 for entry in entries)
 
     def _batch(self, item: ValidTrajectory) -> pa.RecordBatch:
         if item.message is not None:  # as we would write it
@@ -224,8 +221,12 @@ def check_room(settings: Settings, store: Store) -> None:
 
 def sweep_pending(db: Database, store: Store) -> int:
     """On startup: remove shards that an import wrote and never committed. Returns their number."""
-    marks = [name for name in store.names(FOLDER) if name.endswith(SUFFIX)]
-    return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in marks)
+    return sum(_undo(db, store, shard_id) for shard_id in pending_shards(store))
+
+
+def pending_shards(store: Store) -> set[str]:
+    """Ids of shards that an import has written, or is writing, and has not committed."""
+    return {name.removesuffix(SUFFIX) for name in store.names(FOLDER) if name.endswith(SUFFIX)}
 
 
 def _undo(db: Database, store: Store, shard_id: str) -> bool:

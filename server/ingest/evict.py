@@ -8,8 +8,8 @@ shard (maintenance/shard_deletion.py). Protected trajectories are never evicted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -38,7 +38,7 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int)
     ).one()
     if all(limit is None for limit in capacity):
         return 0
-    total = _Evicted()
+    total: Counter[str] = Counter()
     for purpose in EVICTABLE:
         over = _excess(_held(connection, dataset_pk, purpose), capacity)
         if any(over) and purpose == "eval":
@@ -46,11 +46,11 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int)
             kept = _protected_evaluation(connection, dataset_pk)
             over = [max(0, much - there) for much, there in zip(over, kept, strict=True)]
         if any(over):
-            total += _evict_oldest(connection, dataset_pk, purpose, over, change_id)
-    if total.trajectories:
+            total.update(_evict_oldest(connection, dataset_pk, purpose, over, change_id))
+    if total["trajectories"]:
         name = connection.execute(sa.select(d.name).where(d.pk == dataset_pk)).scalar_one()
-        count_audit(connection, SERVICE, "trajectories.evict", name, **asdict(total))
-    return total.trajectories
+        count_audit(connection, SERVICE, "trajectories.evict", name, **total)
+    return total["trajectories"]
 
 
 def _held(connection: Connection, dataset_pk: int, purpose: str) -> Sequence[int]:
@@ -78,28 +78,15 @@ def _excess(held: Sequence[int], capacity: Sequence[int | None]) -> list[int]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Evicted:
-    trajectories: int = 0
-    steps: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: _Evicted) -> _Evicted:
-        return _Evicted(
-            self.trajectories + other.trajectories,
-            self.steps + other.steps,
-            self.bytes + other.bytes,
-        )
-
-
 def _evict_oldest(
     connection: Connection,
     dataset_pk: int,
     purpose: str,
     over: list[int],
     change_id: int,
-) -> _Evicted:
-    """Evict from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
+) -> dict[str, int]:
+    """Evict from the lowest seq until each of `over` (trajectories, steps, bytes) is covered;
+    returns the sums of these."""
     t = trajectories.c
     oldest = connection.execute(
         sa.select(t.pk, t.length, t.bytes, t["return"])
@@ -129,4 +116,4 @@ def _evict_oldest(
         .where(datasets.c.pk == dataset_pk)
         .values(evicted=datasets.c.evicted + count)
     )
-    return _Evicted(count, steps, size)
+    return {"trajectories": count, "steps": steps, "bytes": size}

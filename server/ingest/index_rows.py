@@ -20,6 +20,10 @@ from server.storage.shards import Entry
 
 CHUNK = 500
 """Ids per IN list: well below the limit on parameters."""
+NOWHERE: dict[str, Any] = dict.fromkeys(
+    ("segment_pk", "segment_offset", "shard_pk", "traj_idx", "row_start")
+)
+"""The columns that say where a trajectory is stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,8 @@ def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int
 
     A trajectory that was evicted in the meantime stays evicted; a deleted one stays deleted.
     """
-    shard_pk = insert_shard_row(connection, shard, shard.dataset_pk, time.time())
+    row = shard_row(shard.id, shard.partition, shard.file, shard.entries)
+    shard_pk = insert_shard_row(connection, row, shard.dataset_pk, time.time())
     locations = [
         {"key": pk, "number": i, "row": entry.row_start}
         for i, (pk, entry) in enumerate(zip(shard.pks, shard.entries, strict=True))
@@ -334,32 +335,28 @@ def move_to_shard(
 
 
 def insert_shard_row(
-    connection: Connection, shard: NewShard, dataset_pk: int | None, created_at: float
+    connection: Connection, row: dict[str, Any], dataset_pk: int | None, created_at: float
 ) -> int:
-    """The shard's own row; returns its key."""
-    return insert_shard_values(connection, shard_values(shard), dataset_pk, created_at)
-
-
-def insert_shard_values(
-    connection: Connection, values: dict[str, Any], dataset_pk: int | None, created_at: float
-) -> int:
-    statement = sa.insert(shards).values(**values, dataset_pk=dataset_pk, created_at=created_at)
+    """Returns the shard's key."""
+    statement = sa.insert(shards).values(**row, dataset_pk=dataset_pk, created_at=created_at)
     return int(connection.execute(statement.returning(shards.c.pk)).scalar_one())
 
 
-def shard_values(shard: NewShard) -> dict[str, Any]:
+def shard_row(
+    shard_id: str, partition: str, file: Stored, entries: Sequence[Entry]
+) -> dict[str, Any]:
     """The columns of the shard's row that its file gives."""
-    seqs = [entry.seq for entry in shard.entries]
+    seqs = [entry.seq for entry in entries]
     return {
-        "id": shard.id,
-        "partition": shard.partition,
+        "id": shard_id,
+        "partition": partition,
         "state": "live",
-        "sha256": shard.file.sha256,
-        "bytes": shard.file.bytes,
-        "checksums": shard.file.checksums,
+        "sha256": file.sha256,
+        "bytes": file.bytes,
+        "checksums": file.checksums,
         "verified_at": time.time(),
-        "rows": sum(entry.rows for entry in shard.entries),
-        "trajectories": len(shard.entries),
+        "rows": sum(entry.rows for entry in entries),
+        "trajectories": len(entries),
         "seq_min": min(seqs),
         "seq_max": max(seqs),
     }

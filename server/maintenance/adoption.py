@@ -21,11 +21,12 @@ from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
 from server.index.tables import FILES, lost_rows, segments, shards, trajectories
-from server.ingest.index_rows import chunks, insert_segment
-from server.ingest.seal import NewShard, insert_shard_row, move_to_shard
+from server.ingest.index_rows import NOWHERE, chunks, insert_segment
+from server.ingest.seal import insert_shard_row, move_to_shard, shard_row
 from server.ingest.segments import SegmentDamaged, open_segment
 from server.maintenance.unknown_files import SHARD_FOLDERS
-from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
+from server.maintenance.verified_shard import verified_shard
+from server.storage.shards import Entry, ShardDamaged, read_footer
 from server.storage.store import QUARANTINE, Store, Stored
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -99,23 +100,22 @@ def _missing_trajectories(connection: Connection, store: Store) -> Missing:
     gone = [row for row in live if row.id not in there]
     rows = connection.execute(sa.select(g.pk, g.name).where(g.state != "consumed")).all()
     unread = [row.pk for row in rows if row.name not in spooled]
-    missing = Missing(shards=[row.id for row in gone])
-    for column, keys in ((t.shard_pk, [row.pk for row in gone]), (t.segment_pk, unread)):
-        for some in chunks(keys):
-            found = connection.execute(
-                sa.select(t.id, t.pk, t.digest).where(column.in_(some), t.state != "evicted")
-            )
-            missing.trajectories |= {row.id: (row.pk, row.digest) for row in found}
+    wanted: list[sa.ColumnElement[bool]] = [
+        *(t.shard_pk.in_(some) for some in chunks([row.pk for row in gone])),
+        *(t.segment_pk.in_(some) for some in chunks(unread)),
+    ]
     if connection.execute(sa.select(lost_rows.c.pk).limit(1)).first() is not None:
         # A row of shards or segments may be lost: its trajectories refer to nothing.
-        found = connection.execute(
-            sa.select(t.id, t.pk, t.digest).where(
-                t.state != "evicted",
-                sa.case(
-                    (t.state == "spooled", t.segment_pk.not_in(sa.select(g.pk))),
-                    else_=t.shard_pk.not_in(sa.select(s.pk)),
-                ),
+        wanted.append(
+            sa.case(
+                (t.state == "spooled", t.segment_pk.not_in(sa.select(g.pk))),
+                else_=t.shard_pk.not_in(sa.select(s.pk)),
             )
+        )
+    missing = Missing(shards=[row.id for row in gone])
+    for where in wanted:
+        found = connection.execute(
+            sa.select(t.id, t.pk, t.digest).where(where, t.state != "evicted")
         )
         missing.trajectories |= {row.id: (row.pk, row.digest) for row in found}
     return missing
@@ -188,10 +188,7 @@ def _read_shard(
         footer = read_footer(store.source(one.place, one.name))
         if not any(_is_missing(entry, missing) for entry in footer.entries):
             return None
-        stored = store.examine(one.place, one.name)
-        source = store.source(one.place, one.name, stored.bytes, stored.checksums)
-        for entry, batch in read_batches(source):
-            check_digest(entry, batch, footer.spec)
+        stored, footer = verified_shard(store, one.place, one.name)
     except (OSError, ShardDamaged, InvalidData) as error:
         log.warning("a shard that the index does not use cannot be read", error=str(error)[:300])
         return None
@@ -214,8 +211,8 @@ def _shard_key(
     first = next(missing.trajectories[e.id][0] for e in entries if _is_missing(e, missing))
     dataset = connection.execute(sa.select(t.dataset_pk).where(t.pk == first)).scalar_one()
     if found is None:
-        new = NewShard(shard_id, dataset, partition, stored, entries, [])
-        return insert_shard_row(connection, new, dataset, time.time())
+        row = shard_row(shard_id, partition, stored, entries)
+        return insert_shard_row(connection, row, dataset, time.time())
     connection.execute(
         sa.update(shards)
         .where(s.pk == found.pk)
@@ -247,20 +244,13 @@ def _adopt_segments(
             found = connection.execute(sa.select(g.pk).where(g.name == name)).scalar()
             pk = found if found is not None else insert_segment(connection, name, time.time())
             connection.execute(sa.update(segments).where(g.pk == pk).values(state="open"))
-            change_id = next_change_id(connection)
+            values = {**NOWHERE, "state": "spooled", "segment_pk": pk}
+            values["change_id"] = next_change_id(connection)
             for trajectory_id, offset in places.items():
                 connection.execute(
                     sa.update(trajectories)
                     .where(t.pk == missing.trajectories[trajectory_id][0])
-                    .values(
-                        state="spooled",
-                        segment_pk=pk,
-                        segment_offset=offset,
-                        shard_pk=None,
-                        traj_idx=None,
-                        row_start=None,
-                        change_id=change_id,
-                    )
+                    .values({**values, "segment_offset": offset})
                 )
             failpoint("adopt.before_commit")
         missing.adopted += len(places)

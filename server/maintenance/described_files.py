@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database
+from server.index.db import Database, find_row
 from server.index.tables import evaluations, policies, runs, videos
 from server.storage.descriptions import FOLDER, describe, description_of, name_of
 from server.storage.store import Store
@@ -63,27 +63,25 @@ def describe_undescribed(db: Database, store: Store) -> int:
     """Describe the files that have a row and no description; returns their number."""
     there, count = set(store.names(FOLDER)), 0
     with db.read() as connection:
-        query = sa.select(policies, runs.c.name.label("run")).join(
-            runs, runs.c.pk == policies.c.run_pk
-        )
-        for row in connection.execute(query).mappings().all():
-            if name_of(row["file"]) not in there:
-                said = policy_description(
-                    connection, row["run"], row["version"], row["metadata"], row["created_at"]
-                )
-                describe(store, row["file"], row["sha256"], said)
-                count += 1
-        query = sa.select(videos, evaluations.c.id.label("evaluation")).join(
-            evaluations, evaluations.c.pk == videos.c.evaluation_pk
-        )
-        for row in connection.execute(query).mappings().all():
-            if name_of(row["file"]) not in there:
-                said = video_description(
-                    connection, row["evaluation"], row["seed"], dict(row), row["created_at"]
-                )
-                describe(store, row["file"], row["sha256"], said)
-                count += 1
+        for table, of, description in (
+            (policies, runs.c.name, _of_policy),
+            (videos, evaluations.c.id, _of_video),
+        ):
+            query = sa.select(table, of.label("of")).join(of.table)
+            for row in connection.execute(query).mappings().all():
+                if name_of(row["file"]) not in there:
+                    describe(store, row["file"], row["sha256"], description(connection, row))
+                    count += 1
     return count
+
+
+def _of_policy(connection: Connection, row: RowMapping) -> dict[str, Any]:
+    given = (row["of"], row["version"], row["metadata"], row["created_at"])
+    return policy_description(connection, *given)
+
+
+def _of_video(connection: Connection, row: RowMapping) -> dict[str, Any]:
+    return video_description(connection, row["of"], row["seed"], dict(row), row["created_at"])
 
 
 def add_policy(connection: Connection, store: Store, name: str, counts: dict[str, int]) -> bool:
@@ -99,23 +97,25 @@ def add_policy(connection: Connection, store: Store, name: str, counts: dict[str
     except (KeyError, ValueError, TypeError):
         return False
     made = float(said.get("created_at", store.modified_at("policies", name)))
-    p = policies.c
-    pk = _run_pk(connection, run, made, counts)
-    taken = sa.select(p.pk).where(p.run_pk == pk, p.version == version)
-    if connection.execute(taken).scalar() is not None:
+    which = {"run_pk": _run_pk(connection, run, made, counts), "version": version}
+    columns = {"step": metadata.get("step"), "metadata": metadata, **file.columns}
+    return _insert(connection, policies, which, made, columns, counts)
+
+
+def _insert(
+    connection: Connection,
+    table: sa.Table,
+    which: dict[str, Any],
+    made: float,
+    columns: dict[str, Any],
+    counts: dict[str, int],
+) -> bool:
+    """Insert the row of a file; returns False if another file is `which` already."""
+    if find_row(connection, table, **which) is not None:
         return False
-    connection.execute(
-        sa.insert(policies).values(
-            run_pk=pk,
-            version=version,
-            step=metadata.get("step"),
-            metadata=metadata,
-            created_at=made,
-            verified_at=made,
-            **file.columns,
-        )
-    )
-    counts["policies"] += 1
+    values = {**which, **columns, "created_at": made, "verified_at": made}
+    connection.execute(sa.insert(table).values(values))
+    counts[table.name] += 1
     return True
 
 
@@ -152,27 +152,14 @@ def add_video(connection: Connection, store: Store, name: str, counts: dict[str,
         seed, made = int(said["seed"]), float(said["created_at"])
     except (KeyError, ValueError, TypeError, ValidationError):
         return False
-    e, v = evaluations.c, videos.c
+    e = evaluations.c
     pk = connection.execute(sa.select(e.pk).where(e.id == evaluation["id"])).scalar()
     if pk is None:
         made_row = sa.insert(evaluations).values(evaluation).returning(e.pk)
         pk = connection.execute(made_row).scalar_one()
         counts["evaluations"] += 1
-    taken = sa.select(v.pk).where(v.evaluation_pk == pk, v.seed == seed)
-    if connection.execute(taken).scalar() is not None:
-        return False
-    connection.execute(
-        sa.insert(videos).values(
-            evaluation_pk=pk,
-            seed=seed,
-            created_at=made,
-            **episode,
-            verified_at=made,
-            **file.columns,
-        )
-    )
-    counts["videos"] += 1
-    return True
+    which = {"evaluation_pk": pk, "seed": seed}
+    return _insert(connection, videos, which, made, {**episode, **file.columns}, counts)
 
 
 def _trainers_description(store: Store, name: str) -> dict[str, Any] | None:

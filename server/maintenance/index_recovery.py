@@ -48,8 +48,6 @@ DATASET = (
     *("next_seq", "evicted", "created_at", "last_ingest_at", "created_by"),
 )
 ROWS_AT_ONCE = 1000
-LONGEST_HEADER = 100_000_000
-MAX_NUMBER = 2**53
 
 
 @dataclass(slots=True)
@@ -92,7 +90,12 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
     files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
     with closing(open_damaged(old, alone=alone)) as source:
-        found.lost += _lost_before(source)
+        lost_before = _lost_before(source)
+        found.lost += [
+            f"{row['table_name']}: the row {row['name'] or row['key']} was damaged"
+            + (f" (of dataset {row['dataset']})" if row["dataset"] else "")
+            for row in lost_before
+        ]
         for table in TABLES:
             columns = metadata.tables[table].c
             rows = _Rows(source, table, [column.name for column in columns])
@@ -138,7 +141,8 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         found.lost += [
             f"labels of the trajectory {_described(row)}: damaged" for row in labels.lost
         ]
-        if labels.trouble or labels.lost or _has_lost_trajectories(source):
+        unnamed = any(row["table_name"] == "trajectories" for row in lost_before)
+        if labels.trouble or labels.lost or unnamed:
             # Which trajectories are protected is unknown, so none may be evicted.
             for row in found.datasets.values():
                 row |= dict.fromkeys(CAPACITY)
@@ -184,20 +188,10 @@ def _is_index(path: Path, alone: bool) -> bool:
             return False
 
 
-def _lost_before(source: Raw) -> list[str]:
+def _lost_before(source: Raw) -> list[dict[str, Any]]:
     """What an earlier start has left out of the old index (maintenance/index_repair.py)."""
     rows = _Rows(source, "lost_rows", ["table_name", "key", "name", "dataset"])
-    return [
-        f"{row['table_name']}: the row {row['name'] or row['key']} was damaged"
-        + (f" (of dataset {row['dataset']})" if row["dataset"] else "")
-        for row in rows
-        if row["table_name"] in (*TABLES, "datasets", "trajectories")
-    ]
-
-
-def _has_lost_trajectories(source: Raw) -> bool:
-    rows = _Rows(source, "lost_rows", ["table_name"])
-    return any(row["table_name"] == "trajectories" for row in rows)
+    return [row for row in rows if row["table_name"] in (*TABLES, "datasets", "trajectories")]
 
 
 def _described(row: dict[str, Any]) -> str:

@@ -41,15 +41,11 @@ from server.index.dialect import (
 from server.index.row_checksums import quoted
 from server.index.table_reader import TableReader, first_wrong_row
 from server.index.tables import metadata
+from server.ingest.seal import shard_row
 from server.maintenance.clean_stop import take_mark
 from server.maintenance.rebuild import _replace as replace_index
-from server.storage.shards import (
-    ShardDamaged,
-    check_digest,
-    read_batches,
-    read_footer,
-    shard_file,
-)
+from server.maintenance.verified_shard import verified_shard
+from server.storage.shards import ShardDamaged, shard_file
 from server.storage.store import Store
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -231,8 +227,9 @@ class _Salvage:
         if not members and not places:
             return None
         seqs = [member[6] for member in members] or [0]
+        dataset = members[0][4] if members else None
         row = {
-            "dataset_pk": members[0][4] if members else None,
+            "dataset_pk": dataset,
             "partition": places[0] if places else members[0][5],
             "state": "quarantined",
             "sha256": "",
@@ -244,32 +241,16 @@ class _Salvage:
             "checksums": b"",
         }
         try:
-            file = shard_file(places[0], identity)
-            source = self._store.source(*file)
-            footer = read_footer(source)
-            for number, (entry, batch) in enumerate(read_batches(source)):
-                check_digest(entry, batch, footer.spec)
-                if entry.id != footer.entries[number].id:
-                    return row
+            stored, footer = verified_shard(self._store, *shard_file(places[0], identity))
             for member in members:
                 entry = footer.entries[member[2]]
                 if (entry.id, entry.digest, entry.row_start) != (member[0], member[1], member[3]):
                     return row
-            found = self._store.examine(*file)
         except (OSError, ShardDamaged, InvalidData, IndexError, TypeError):
             return row
         alive = any(member[7] != "evicted" for member in members)
-        seqs = [entry.seq for entry in footer.entries]
-        return row | {
-            "state": "live" if alive else "retired",
-            "sha256": found.sha256,
-            "bytes": found.bytes,
-            "checksums": found.checksums,
-            "rows": sum(entry.rows for entry in footer.entries),
-            "trajectories": len(footer.entries),
-            "seq_min": min(seqs),
-            "seq_max": max(seqs),
-        }
+        state = {"state": "live" if alive else "retired", "dataset_pk": dataset}
+        return shard_row(identity, places[0], stored, footer.entries) | state
 
     # --- what is lost -----------------------------------------------------------------------------
 

@@ -31,18 +31,19 @@ from server.index.dialect import DatabaseError
 from server.index.index_file import foreign_log, read_index_mark
 from server.index.tables import datasets, shards
 from server.index.wal import absorb_log, into_one_file, rename_log
-from server.ingest.bulk_insert import FOLDER, SUFFIX
+from server.ingest.bulk_insert import pending_shards
 from server.ingest.evict import evict_over_capacity
-from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
-from server.ingest.seal import NewShard, insert_shard_row
+from server.ingest.index_rows import NOWHERE, chunks, insert_rows, insert_segment, row_of
+from server.ingest.seal import insert_shard_row, shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile, open_segment
 from server.maintenance.annotation_recovery import insert_annotations
 from server.maintenance.index_recovery import Recovered, from_files, from_old_index
 from server.maintenance.unknown_files import SHARD_FOLDERS, quarantined_files
+from server.maintenance.verified_shard import verified_shard
 from server.maintenance.version_recovery import insert_versions, protect
 from server.storage.mark import NAME as MARK
 from server.storage.mark import write_mark
-from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.shards import Entry, ShardDamaged
 from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
@@ -102,30 +103,25 @@ def rebuild(data: Path) -> Rebuilt:
             store.take_back(file.folder, file.name)
     index, new = data / "index.sqlite", data / "tmp" / "index.sqlite"
     upgrade(new)
-    db = Database(new)
     result = Rebuilt()
-    try:
-        with db.write() as connection:
-            recovered = from_old_index(connection, store, index if index.exists() else None)
-            found = {
-                name: _Found(EnvSpec.from_json(row["spec"]))
-                for name, row in recovered.datasets.items()
-            }
-            # Segments first: a trajectory that is also in a shard is then taken from the shard.
-            _read_segments(connection, store, found, result)
-            _read_shards(connection, store, found, result)
-            files = protect(store, recovered)
-            _insert(connection, found, result, recovered)
-            result.versions = insert_versions(connection, store, files, recovered)
-            result.annotations = insert_annotations(connection, store, recovered)
-            from_files(connection, store, recovered)
-            next_epoch(connection)
-            for name in ("runs", "metrics", "policies", "evaluations", "videos"):
-                setattr(result, name, recovered.counts[name])
-            result.lost += [*recovered.lost, *_in_no_file(found, recovered), *ALWAYS_LOST]
-            failpoint("rebuild.before_commit")
-    finally:
-        db.close()
+    with contextlib.closing(Database(new)) as db, db.write() as connection:
+        recovered = from_old_index(connection, store, index if index.exists() else None)
+        found = {
+            name: _Found(EnvSpec.from_json(row["spec"])) for name, row in recovered.datasets.items()
+        }
+        # Segments first: a trajectory that is also in a shard is then taken from the shard.
+        _read_segments(connection, store, found, result)
+        _read_shards(connection, store, found, result)
+        files = protect(store, recovered)
+        _insert(connection, found, result, recovered)
+        result.versions = insert_versions(connection, store, files, recovered)
+        result.annotations = insert_annotations(connection, store, recovered)
+        from_files(connection, store, recovered)
+        next_epoch(connection)
+        for name in ("runs", "metrics", "policies", "evaluations", "videos"):
+            setattr(result, name, recovered.counts[name])
+        result.lost += [*recovered.lost, *_in_no_file(found, recovered), *ALWAYS_LOST]
+        failpoint("rebuild.before_commit")
     # Without a mark either index is accepted: the new one is another history than the old one.
     (data / MARK).unlink(missing_ok=True)
     sync_directory(data)
@@ -189,13 +185,8 @@ def _read_segments(
                 if dataset.spec.digest != spec.digest:
                     earlier.add(record.dataset)
             elif record.dataset in found and record.dataset not in earlier:
-                place: dict[str, object] = {
-                    "state": "spooled",
-                    "segment_pk": pk,
-                    "segment_offset": record.offset,
-                }
-                place |= {"shard_pk": None, "traj_idx": None, "row_start": None}
-                found[record.dataset].entries[record.entry.id] = (record.entry, place)
+                place = {"state": "spooled", "segment_pk": pk, "segment_offset": record.offset}
+                found[record.dataset].entries[record.entry.id] = (record.entry, NOWHERE | place)
         result.lost += [f"{one} in {name}: of an earlier dataset" for one in sorted(earlier)]
 
 
@@ -217,7 +208,7 @@ def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
 def _read_shards(
     connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
 ) -> None:
-    unfinished = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    unfinished = pending_shards(store)
     files = [
         (folder, name)
         for folder in SHARD_FOLDERS
@@ -227,12 +218,8 @@ def _read_shards(
     # By name, which is by age: of two copies (a compaction's old and new) the newer one wins.
     for folder, name in sorted(files, key=lambda file: file[1]):
         try:
-            stored = store.examine(folder, name)
-            source = store.source(folder, name, stored.bytes, stored.checksums)
-            footer = read_footer(source)
             # No other digest exists: all content is verified, which is slow.
-            for entry, batch in read_batches(source):
-                check_digest(entry, batch, footer.spec)
+            stored, footer = verified_shard(store, folder, name)
         except (OSError, ShardDamaged, InvalidData):
             result.unreadable.append(name)
             continue
@@ -241,21 +228,17 @@ def _read_shards(
             result.unreadable.append(name)  # of an earlier dataset with that name
             continue
         shard_id, partition = name.removesuffix(".parquet"), folder.removeprefix("shards/")
-        shard = NewShard(shard_id, 0, partition, stored, list(footer.entries), [])
-        pk = insert_shard_row(connection, shard, None, store.modified_at(folder, name))
+        row = shard_row(shard_id, partition, stored, footer.entries)
+        pk = insert_shard_row(connection, row, None, store.modified_at(folder, name))
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():
                 # Ids are unique: a deleted dataset's files may still exist. The newer one wins.
                 if other is not dataset:
                     other.entries.pop(entry.id, None)
-            place: dict[str, object] = {
-                "state": "sealed",
-                "segment_pk": None,
-                "segment_offset": None,
-            }
-            place |= {"shard_pk": pk, "traj_idx": index, "row_start": entry.row_start}
-            dataset.entries[entry.id] = (entry, place)
+            place = {"state": "sealed", "shard_pk": pk, "traj_idx": index}
+            place |= {"row_start": entry.row_start}
+            dataset.entries[entry.id] = (entry, NOWHERE | place)
 
 
 def _insert(

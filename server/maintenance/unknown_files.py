@@ -14,7 +14,7 @@ import structlog
 
 from server.index.db import Database
 from server.index.tables import FILES, deleted_files, shards, snapshots
-from server.ingest.bulk_insert import FOLDER, SUFFIX
+from server.ingest.bulk_insert import pending_shards
 from server.ingest.index_rows import find_known
 from server.ingest.segments import SegmentDamaged, open_segment
 from server.storage.shards import ShardDamaged, read_footer, shard_file
@@ -35,7 +35,7 @@ def unknown_files(db: Database, store: Store) -> list[UnknownFile]:
     """All files without a row, but for those of a running import, which its own start removes."""
     # Files first, index second: a file that is committed in between is then known.
     files = {folder: store.names(folder) for folder in FOLDERS}
-    importing = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    importing = pending_shards(store)
     with db.read() as connection:
         s = shards.c
         rows = connection.execute(sa.select(s.partition, s.id).where(s.state != "deleted"))

@@ -25,7 +25,7 @@ class HeldByAnother(RuntimeError):
 
 
 class DeletionHold:
-    """Deletions of a directory wait until `release()`, or until this process ends."""
+    """Deletions of a directory wait until `close()`, or until this process ends."""
 
     def __init__(self, root: Path):
         self._fd = _open(root)
@@ -36,7 +36,7 @@ class DeletionHold:
                 raise HeldByAnother(f"another backup of {root} is running; wait for its end")
             time.sleep(0.01)
 
-    def release(self) -> None:
+    def close(self) -> None:
         os.close(self._fd)
 
 

@@ -309,7 +309,7 @@ class Appender:
 
 
 class DirectoryLock:
-    """One process per data directory: held until `release()` or the end of the process."""
+    """One process per data directory: held until `close()` or the end of the process."""
 
     def __init__(self, root: Path):
         root.mkdir(parents=True, exist_ok=True)
@@ -321,7 +321,7 @@ class DirectoryLock:
             ),
         )
 
-    def release(self) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

@@ -6,7 +6,10 @@ acknowledged is lost, nothing is there twice, and what was not answered may be s
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +28,8 @@ from stepwell.errors import StepwellError
 from stepwell.messages import ARROW, GIF
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.conftest import ServiceProcess
+from tests.forks import Fork
 from tests.mirrors import content, fresh
 
 SPEC = make_spec(observation=3, action=1)
@@ -265,6 +270,42 @@ def judge_versions(app: TestClient, ledger: Ledger) -> None:
         most = max(count for _, count in ledger.versions.values())
         protected = app.get(url).raise_for_status().json()["protected"]["trajectories"]
         assert protected >= most
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
+    """The directory of a killed service with something of each kind, some of it not sealed yet, and
+    what it acknowledged."""
+    directory = tmp_path_factory.mktemp("killed")
+    ledger = Ledger()
+    service = ServiceProcess(directory, env={"STEPWELL_SQL_WORKERS": "1"}).start()
+    try:
+        with Client(service.url, retry_for=0.0, timeout=120.0) as client:
+            traffic = Traffic(client, ledger, directory)
+            traffic.prepare()
+            traffic.round(1)
+            traffic.post(KEPT, 2)
+    finally:
+        service.close()
+    return service.data, ledger
+
+
+@pytest.fixture
+def filled(killed: tuple[Path, Ledger], ledger: Ledger, tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A service to be started on a copy of it; `ledger` holds what it acknowledged."""
+    service = ServiceProcess(tmp_path, env={"STEPWELL_SQL_WORKERS": "1"})
+    shutil.copytree(killed[0], service.data)
+    vars(ledger).update(vars(copy.deepcopy(killed[1])))
+    yield service
+    service.close()
+
+
+def run_command(module: str, *args: object, failpoint: str = "", **env: str) -> tuple[int, str]:
+    """The exit status of a command of ours, and what it printed."""
+    variables = {**os.environ, "STEPWELL_FAILPOINT": failpoint, **env}
+    with tempfile.NamedTemporaryFile() as output:
+        fork = Fork(module, [*map(str, args)], env=variables, output=Path(output.name))
+        return fork.wait(300), fork.said()
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import copy
 import os
 import random
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -23,7 +21,7 @@ from stepwell.codec import decode
 from stepwell.errors import ServiceUnreachable
 from stepwell.testing import wait_until
 from tests.failpoints import failpoints_of
-from tests.faults.conftest import Ledger, Traffic, listing, pages
+from tests.faults.conftest import Ledger, Traffic, listing, pages, run_command
 
 BACKUPS = int(os.environ.get("STEPWELL_BACKUPS", "3"))
 ROUNDS = 2
@@ -37,16 +35,14 @@ EAGER = {
 }
 
 
-def command(
-    name: str, *args: object, failpoint: str = "", **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stepwell.cli", name, *map(str, args)],
-        env=os.environ | {"STEPWELL_FAILPOINT": failpoint, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def command(name: str, *args: object, failpoint: str = "", **env: str) -> tuple[int, str]:
+    """Its exit status, and what it printed."""
+    return run_command("stepwell.cli", name, *args, failpoint=failpoint, **env)
+
+
+def succeed(name: str, *args: object, **env: str) -> None:
+    status, printed = command(name, *args, **env)
+    assert status == 0, printed
 
 
 class Load(threading.Thread):
@@ -137,11 +133,9 @@ def test_backups_under_load_lose_nothing(
         some_more = len(ledger.kept) + rng.randrange(12)
         wait_until(lambda: len(ledger.kept) >= some_more or not load.is_alive(), 120)  # noqa: B023
         before = frozen(ledger)
-        made = command("backup", target, "--data", service.data)
-        assert made.returncode == 0, made.stderr
+        succeed("backup", target, "--data", service.data)
         data = tmp_path / f"restored{number}"
-        put_back = command("restore", target, "--data", data)
-        assert put_back.returncode == 0, put_back.stderr
+        succeed("restore", target, "--data", data)
         new = before.kept.keys() - judged
         check_restored(data, before, new | set(rng.sample(sorted(judged), min(50, len(judged)))))
         judged |= new
@@ -160,25 +154,23 @@ def test_a_restored_directory_is_used_by_a_collector_and_a_trainer(
 
     def collect(episodes: int) -> None:
         words = ["--env", "CartPole-v1", "--dataset", "cart", "--random", "--envs", "2"]
-        done = command("collect", *words, "--episodes", episodes, **work)
-        assert done.returncode == 0, done.stderr
+        succeed("collect", *words, "--episodes", episodes, **work)
 
     def train(updates: int) -> None:
         words = ["bc", "--dataset", "cart", "--run", "r", "--updates", updates, "--threads", 1]
         words += ["--output", tmp_path / "runs", "--data.cache", tmp_path / "cache"]
         words += ["--data.batch", 2, "--data.window", 8, "--schedule.publish-every", 2]
-        done = command("train", *words, **work)
-        assert done.returncode == 0, done.stderr
+        succeed("train", *words, **work)
 
     with service.client() as client:
         collect(4)
         train(2)
         acknowledged = {one.id: one.digest for one in client.trajectories("cart").items}
         policy = client.download_policy("r", 2).data
-        assert command("backup", target, "--data", service.data).returncode == 0
+        succeed("backup", target, "--data", service.data)
         collect(3)
     service.kill()
-    assert command("restore", target, "--data", data).returncode == 0
+    succeed("restore", target, "--data", data)
     service.data = data
     service.start()
     with service.client() as client:
@@ -197,48 +189,36 @@ ON_MISSING = ("adopt.before_commit", "adopt.after_commit", "unknown.after_move")
 ON_RESTORE = [n for n in failpoints_of("server") if n.startswith("restore.")]
 
 
-@pytest.fixture
-def filled(
-    start_service: Callable[..., Any], traffic: Callable[[Any], Traffic], ledger: Ledger
-) -> Any:
-    service = start_service(env=EAGER)
-    client = traffic(service)
-    client.prepare()
-    client.round(1)
-    client.post("kept", 2)
-    return service
-
-
 def test_a_backup_that_dies_anywhere_is_made_by_the_next_one(
     filled: Any, ledger: Ledger, tmp_path: Path
 ) -> None:
     target = tmp_path / "backups"
+    filled.start(env=EAGER)
     for name in ON_BACKUP:
         died = command("backup", target, "--data", filled.data, failpoint=name)
-        assert died.returncode == -9, (name, died.stderr)
+        assert died[0] == -9, (name, died)
         whole = len(list(target.glob("backups/*/manifest.json")))
         assert whole == (name == "backup.after_manifest"), name
-        assert command("backup", target, "--data", filled.data).returncode == 0
+        succeed("backup", target, "--data", filled.data)
         data = tmp_path / name
-        assert command("restore", target, "--data", data).returncode == 0
+        succeed("restore", target, "--data", data)
         check_restored(data, ledger)
         shutil.rmtree(target)
-    client = filled.client()
-    with client:
+    with filled.client() as client:
         client.delete_version("kept@v1")
         assert not any((filled.data / "versions").iterdir()), "no dead backup holds deletions"
 
 
 def test_a_restore_that_dies_anywhere_goes_on(filled: Any, ledger: Ledger, tmp_path: Path) -> None:
     target = tmp_path / "backups"
-    assert command("backup", target, "--data", filled.data).returncode == 0
+    succeed("backup", target, "--data", filled.start(env=EAGER).data)
     for name in ON_RESTORE:
         data = tmp_path / name
         died = command("restore", target, "--data", data, failpoint=name)
-        assert died.returncode == -9, (name, died.stderr)
+        assert died[0] == -9, (name, died)
         refused = command("fsck", "--data", data)
-        assert refused.returncode == 2, (name, refused.stdout)
-        assert command("restore", target, "--data", data).returncode == 0
+        assert refused[0] == 2, (name, refused)
+        succeed("restore", target, "--data", data)
         check_restored(data, ledger)
 
 
@@ -246,9 +226,6 @@ def test_a_restore_that_dies_anywhere_goes_on(filled: Any, ledger: Ledger, tmp_p
 def test_dying_while_missing_files_are_looked_for_loses_nothing(
     name: str, filled: Any, ledger: Ledger
 ) -> None:
-    with filled.client() as client:
-        client.flush("kept")
-    filled.kill()
     data = filled.data
     for shard in (data / "shards").rglob("*.parquet"):
         # Its row names a file that is not there; the data lie under a name that no row has.

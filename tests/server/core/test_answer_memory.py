@@ -37,7 +37,6 @@ from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
 MB = 1 << 20
-OCTETS = {"content-type": "application/octet-stream"}
 SPEC = make_spec(observation=3, action=2)
 
 
@@ -336,20 +335,16 @@ def full(live: Any) -> Reservation:
 
 def stored(live: Any) -> tuple[dict[str, str], bytes]:
     """Paths of every answer that is made in pieces, and the bytes of a policy."""
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    live.run()
     data = random.Random(4).randbytes(3 * MB)
-    live.http.put("/v1/runs/r/policies/1", content=data, headers=OCTETS)
+    live.publish(1, data)
     live.create()
     t = make_trajectory(SPEC, length=30)
     live.post([t])
     live.flush()
     (shard,) = {info["shard"] for info in live.listing()}
-    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    body = {"policy": "p", "env": "e", "seeds": [0], **scores}
-    made = live.http.post("/v1/evaluations", json=body).json()["id"]
-    video = f"/v1/evaluations/{made}/videos/0"
-    gif = {"params": {"return": 1, "length": 1}, "headers": {"content-type": "image/gif"}}
-    live.http.put(video, content=b"GIF89a" + bytes(1000), **gif)
+    video = live.evaluate()
+    live.put_video(video, b"GIF89a" + bytes(1000))
     return {
         "policy": "/v1/runs/r/policies/1",
         "shard": f"/v1/shards/{shard}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from server.index.tables import REVISION
 from server.problems import ProblemError
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory
+from tests.server.core.conftest import Live, serving
 
 SPEC = make_spec()
 
@@ -31,9 +32,9 @@ SPEC = make_spec()
         ("", 421),
     ],
 )
-def test_only_our_own_names_are_answered(live: Any, host: str, status: int) -> None:
+def test_only_our_own_names_are_answered(shared: Any, host: str, status: int) -> None:
     """A page whose name resolves to 127.0.0.1 still says its own name."""
-    response = live.http.get("/healthz", headers={"host": host})
+    response = shared.http.get("/healthz", headers={"host": host})
     assert response.status_code == status
     if status != 200:
         assert response.json()["code"] == "bad_host"
@@ -53,33 +54,37 @@ def test_foreign_origins_are_refused_and_listed_ones_are_not(start: Callable[...
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
 )
 def test_writes_need_a_content_type_that_a_foreign_page_cannot_send(
-    live: Any, kind: str | None
+    shared: Any, kind: str | None
 ) -> None:
     headers = {} if kind is None else {"content-type": kind}
     body = b'{"name": "x", "spec": {}}'
-    response = live.http.post("/v1/datasets", content=body, headers=headers)
+    response = shared.http.post("/v1/datasets", content=body, headers=headers)
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("path", ["/v1/datasets?limt=3", "/v1/runs?knd=train", "/healthz?x=1"])
-def test_a_parameter_that_no_route_knows_is_refused(live: Any, path: str) -> None:
+def test_a_parameter_that_no_route_knows_is_refused(shared: Any, path: str) -> None:
     """A typo would otherwise be the same as saying nothing."""
-    response = live.http.get(path)
+    response = shared.http.get(path)
     assert (response.status_code, response.json()["code"]) == (422, "validation_error")
     assert response.json()["got"] in path
 
 
-def test_every_failure_has_one_shape(live: Any) -> None:
+def test_every_failure_has_one_shape(shared: Any) -> None:
     """Unknown route, wrong method, broken JSON, wrong fields: problem+json with a code."""
-    live.create()
+    shared.create()
     json_type = {"content-type": "application/json"}
     cases = [
-        (live.http.get("/nope"), 404, "not_found"),
-        (live.http.put("/v1/datasets", json={}), 405, "method_not_allowed"),
-        (live.http.post("/v1/datasets", content=b"{", headers=json_type), 422, "validation_error"),
-        (live.http.post("/v1/datasets", json={"name": 3}), 422, "validation_error"),
-        (live.http.patch("/v1/datasets/d", json={"nam": "x"}), 422, "validation_error"),
-        (live.http.get("/v1/datasets", params={"limit": "many"}), 422, "validation_error"),
+        (shared.http.get("/nope"), 404, "not_found"),
+        (shared.http.put("/v1/datasets", json={}), 405, "method_not_allowed"),
+        (
+            shared.http.post("/v1/datasets", content=b"{", headers=json_type),
+            422,
+            "validation_error",
+        ),
+        (shared.http.post("/v1/datasets", json={"name": 3}), 422, "validation_error"),
+        (shared.http.patch("/v1/datasets/d", json={"nam": "x"}), 422, "validation_error"),
+        (shared.http.get("/v1/datasets", params={"limit": "many"}), 422, "validation_error"),
     ]
     for response, status, code in cases:
         problem = response.json()
@@ -91,13 +96,13 @@ def test_every_failure_has_one_shape(live: Any) -> None:
 
 
 def test_a_defect_is_a_problem_too_and_tells_strangers_nothing(
-    live: Any, monkeypatch: pytest.MonkeyPatch
+    shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /etc/x")
 
     monkeypatch.setattr("server.registry.datasets.first_rows", fail)
-    response = live.http.get("/v1/datasets")
+    response = shared.http.get("/v1/datasets")
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")
     assert "secret" not in response.text
 
@@ -106,6 +111,16 @@ def test_json_bodies_have_their_own_limit(start: Callable[..., Any]) -> None:
     live = start(max_json=1000)
     response = live.http.post("/v1/datasets", json={"name": "x", "description": "y" * 2000})
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A service that takes bodies of a thousand bytes."""
+    limits = ("max_body", "max_json", "max_upload", "max_policy", "max_video")
+    data = tmp_path_factory.mktemp("narrow") / "data"
+    with serving(data, **dict.fromkeys(limits, 1000)) as live:
+        live.create()
+        yield live
 
 
 @pytest.mark.parametrize(
@@ -121,19 +136,16 @@ def test_json_bodies_have_their_own_limit(start: Callable[..., Any]) -> None:
     ],
 )
 def test_a_body_that_is_too_large_is_told_what_helps(
-    start: Callable[..., Any], method: str, path: str, kind: str, advice: str
+    narrow: Live, method: str, path: str, kind: str, advice: str
 ) -> None:
     """Sending less in one request is no help for one trajectory, one policy, one video."""
-    limits = ("max_body", "max_json", "max_upload", "max_policy", "max_video")
-    live = start(**dict.fromkeys(limits, 1000))
     headers = {"content-type": kind}
-    response = live.http.request(method, path, content=b"x" * 2000, headers=headers)
+    response = narrow.http.request(method, path, content=b"x" * 2000, headers=headers)
     problem = response.json()
     assert (response.status_code, problem["code"]) == (413, "body_too_large")
     assert advice in problem["detail"] and problem["expected"].startswith("at most ")
     if "/trajectories" in path:  # of no declared length
-        live.create()
-        grown = live.http.post(path, content=iter([b"x" * 2000]), headers=headers)
+        grown = narrow.http.post(path, content=iter([b"x" * 2000]), headers=headers)
         assert grown.status_code == 413 and grown.json() == problem
 
 

@@ -24,8 +24,8 @@ from stepwell.errors import InvalidData
 from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.test_index_and_files import contents, grow, state
 
+pytestmark = pytest.mark.sql_worker
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_deletions_wait_for_the_backup(start: Callable[..., Any]) -> None:
         live.service.maintenance.round()
     assert before <= contents(live.data)
     assert len(list((live.data / "segments").iterdir())) == 1, "sealed, and kept"
-    hold.release()
+    hold.close()
     live.service.maintenance.round()
     assert list((live.data / "segments").iterdir()) == []
     assert len(list((live.data / "shards" / "fifo").iterdir())) < 5

@@ -234,10 +234,8 @@ def test_every_route_that_takes_a_body_waits_for_memory_before_it_reads(
 ) -> None:
     """Neither for a declared length nor for chunks, and answered with what to do."""
     live.create("name")
-    live.http.post("/v1/runs", json={"name": "name", "kind": "train"})
-    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    scored = {"policy": "p", "env": "e", "seeds": [1], **scores}
-    evaluation = live.http.post("/v1/evaluations", json=scored).json()["id"]
+    live.run("name")
+    evaluation = live.evaluate(1).split("/")[3]
     routes = routes_with_bodies(live.http)
     assert len(routes) > 15
     everything = reservation_of(live.service.body_memory, live.service.body_memory.total)

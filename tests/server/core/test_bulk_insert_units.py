@@ -367,7 +367,7 @@ def test_rows_wait_in_a_file_and_not_in_memory(
     other.add(items(4, seed=50))
     other.abandon()
     assert not list((live.data / "tmp").iterdir()) and len(live.listing()) == 9
-    assert (one._stored, one._steps) == (9, 54)
+    assert (one._result.stored, one._result.steps) == (9, 54)
 
 
 def test_a_shard_has_a_bounded_number_of_trajectories(

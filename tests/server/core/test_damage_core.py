@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -19,19 +18,13 @@ from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from tests.index_file import write_index
+from tests.server.core.conftest import flip
 
-SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
 
 
 def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4 + i, seed=first + i) for i in range(count)]
-
-
-def flip(path: Path, place: int = -40) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 0x10
-    path.write_bytes(data)
 
 
 def two_shards(live: Any) -> tuple[list[Trajectory], list[Path]]:
@@ -46,6 +39,7 @@ def two_shards(live: Any) -> tuple[list[Trajectory], list[Path]]:
     return sent, files
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_shard_is_never_handed_out_and_training_goes_on_without_it(
     start: Callable[..., Any],
 ) -> None:
@@ -73,6 +67,7 @@ def test_a_damaged_shard_is_never_handed_out_and_training_goes_on_without_it(
     assert live.steps(sent[0]).digest == sent[0].digest
 
 
+@pytest.mark.sql_worker
 def test_when_everything_selected_is_damaged_the_snapshot_says_so(live: Any) -> None:
     _, files = two_shards(live)
     for file in files:
@@ -116,11 +111,6 @@ def test_a_read_that_failed_once_does_not_condemn_a_good_file(
     assert live.steps(sent[0]).digest == sent[0].digest
 
 
-def copy_of(live: Any, to: Path) -> Path:
-    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-    return to
-
-
 @pytest.mark.parametrize("locations", [(3,), (20,), (3, 20)])
 def test_a_segment_with_a_damaged_head_does_not_keep_the_service_from_starting(
     start: Callable[..., Any], tmp_path: Path, locations: tuple[int, ...]
@@ -130,7 +120,7 @@ def test_a_segment_with_a_damaged_head_does_not_keep_the_service_from_starting(
     live.create()
     sent = make(3)
     live.post(sent)
-    data = copy_of(live, tmp_path / "copy")
+    data = live.as_killed(tmp_path / "copy")
     (segment,) = (data / "segments").iterdir()
     for place in locations:
         flip(segment, place)
@@ -170,7 +160,7 @@ def test_fsck_sees_what_would_lose_or_double_data_later(
     live = start()
     live.create()
     live.post(make(2))
-    data = copy_of(live, tmp_path / "copy")
+    data = live.as_killed(tmp_path / "copy")
     with write_index(data / "index.sqlite") as index:
         index.execute(statement)
     found = [f for f in fsck.check(data).problems if not f.note]
@@ -182,7 +172,7 @@ def test_fsck_sees_a_living_trajectory_in_a_shard_that_is_given_up(
 ) -> None:
     live = start()
     two_shards(live)
-    data = copy_of(live, tmp_path / "copy")
+    data = live.as_killed(tmp_path / "copy")
     with write_index(data / "index.sqlite") as index:
         index.execute("DROP TRIGGER living_shard")
         index.execute("UPDATE shards SET state = 'deleted' WHERE pk = 1")
@@ -204,7 +194,7 @@ def test_a_rebuild_takes_the_newer_of_two_datasets_that_had_one_trajectory(
     assert live.http.delete("/v1/datasets/old").status_code == 204
     live.post(sent[:2], "new")
     live.flush("new")
-    data = copy_of(live, tmp_path / "copy")
+    data = live.as_killed(tmp_path / "copy")
     result = rebuild(data)
     assert (result.trajectories, result.unreadable) == (3, [])
     live = start(data=data)
@@ -218,7 +208,7 @@ def test_a_rebuild_leaves_out_an_import_that_never_committed(
 ) -> None:
     live = start()
     _, files = two_shards(live)
-    data = copy_of(live, tmp_path / "copy")
+    data = live.as_killed(tmp_path / "copy")
     (data / "uploads" / f"{files[1].stem}.pending").write_bytes(b"shards/fifo")
     assert rebuild(data).trajectories == 1
 

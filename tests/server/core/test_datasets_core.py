@@ -14,7 +14,6 @@ from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 
 
 def test_a_new_dataset_is_empty_and_knows_its_layout(live: Any) -> None:
@@ -189,6 +188,7 @@ def test_a_post_to_a_deleted_dataset_never_reaches_the_next_of_its_name(
     assert live.steps(mine).digest == mine.digest
 
 
+@pytest.mark.sql_worker
 def test_a_leased_snapshot_survives_the_deletion_of_its_dataset(live: Any) -> None:
     live.create()
     live.post([make_trajectory(SPEC)])
@@ -201,6 +201,7 @@ def test_a_leased_snapshot_survives_the_deletion_of_its_dataset(live: Any) -> No
     assert live.http.get(f"/v1/shards/{shard}").status_code == 200
 
 
+@pytest.mark.sql_worker
 def test_what_is_not_there_is_404_in_one_shape(live: Any) -> None:
     paths = [
         "/v1/datasets/x",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,35 @@ import pytest
 from server.fsck import main as fsck
 from stepwell.testing import make_spec, make_trajectory
 from tests.index_file import write_index
+from tests.server.core.conftest import Live, flip, serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed directory with two shards, a snapshot, a policy and a video."""
+    path = tmp_path_factory.mktemp("fsck") / "data"
+    with serving(path, sql_workers=1) as live:
+        fill(live)
+    return path
 
 
 @pytest.fixture
-def data(start: Callable[..., Any]) -> Path:
-    """A closed directory with two shards, a snapshot, a policy and a video."""
-    live = start()
+def data(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it, on which `start` starts."""
+    return shutil.copytree(filled, tmp_path / "data")
+
+
+def fill(live: Live) -> None:
     live.create(capacity={"trajectories": 10})
     for i in range(2):
         live.post([make_trajectory(SPEC, length=20, seed=10 * i + j) for j in range(3)])
         live.flush()
     live.http.post("/v1/snapshots", json={"dataset": "d"})
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
-    octets = {"content-type": "application/octet-stream"}
-    assert live.http.put("/v1/runs/r/policies/1", content=b"weights", headers=octets).is_success
-    scores = {"seeds": [0], "returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    made = live.http.post("/v1/evaluations", json={"policy": "r/1", "env": "e", **scores}).json()
-    url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
-    gif = {"content-type": "image/gif"}
-    assert live.http.put(url, content=b"GIF89a frames", headers=gif).is_success
-    live.service.close()
-    path: Path = live.data
-    return path
+    live.run()
+    assert live.publish(1, b"weights").is_success
+    assert live.put_video(live.evaluate(), b"GIF89a frames").is_success
 
 
 def first(data: Path, pattern: str) -> Path:
@@ -46,12 +51,6 @@ def first(data: Path, pattern: str) -> Path:
 def sql(data: Path, statement: str) -> None:
     with write_index(data / "index.sqlite") as index:
         index.execute(statement)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
 
 
 def test_a_good_directory_is_clean_and_says_what_was_looked_at(

@@ -21,11 +21,10 @@ from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.main import db_main
 from server.storage.mark import Mark, read_mark, write_mark
 from stepwell.testing import make_spec, make_trajectory
+from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
-BYTES = {"content-type": "application/octet-stream"}
-GIF = {"content-type": "image/gif"}
+pytestmark = pytest.mark.sql_worker
 FOLDERS = ("segments", "shards", "policies", "videos", "versions", "annotations", "descriptions")
 
 
@@ -33,20 +32,15 @@ def grow(live: Any, number: int) -> None:
     """Some of everything; call it with 1, 2, …"""
     if number == 1:
         live.create()
-        live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
+        live.run()
     for part in range(2):
         seed = 100 * number + 10 * part
         live.post([make_trajectory(SPEC, length=4 + i, seed=seed + i) for i in range(3)])
         live.flush()
-    policy = f"policy {number}".encode() * 50
-    put = live.http.put(f"/v1/runs/r/policies/{number}", content=policy, headers=BYTES)
-    put.raise_for_status()
+    live.publish(number, f"policy {number}".encode() * 50).raise_for_status()
     points = {"points": [{"key": "loss", "step": number, "value": 0.5, "time": 1.0}]}
     live.http.post("/v1/runs/r/metrics", json=points).raise_for_status()
-    scores = {"seeds": [0], "returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    made = live.http.post("/v1/evaluations", json={"policy": "r/1", "env": "e", **scores}).json()
-    url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
-    live.http.put(url, content=b"GIF89a %d" % number, headers=GIF).raise_for_status()
+    live.put_video(live.evaluate(), b"GIF89a %d" % number).raise_for_status()
     live.http.post("/v1/datasets/d/versions", json={"name": f"v{number}"}).raise_for_status()
     chosen = live.listing()[-1]
     values = dict.fromkeys(("q", "v", "advantage", "weight"), [0.5] * chosen["length"])
@@ -73,10 +67,9 @@ def state(live: Any) -> dict[str, Any]:
         for video in http.get(f"/v1/evaluations/{evaluation['id']}/videos").json()["items"]:
             url = f"/v1/evaluations/{evaluation['id']}/videos/{video['seed']}"
             videos.append(http.get(url).raise_for_status().content)
-    steps = {"sql": "select count(distinct trajectory_id) from d.steps", "timeout": 60}
     return {
         "ids": ids,
-        "in steps": http.post("/v1/query", json=steps).raise_for_status().json()["rows"],
+        "in steps": live.query("select count(distinct trajectory_id) from d.steps")["rows"],
         "policies": sorted((p["version"], p["sha256"]) for p in policies),
         "videos": sorted(videos),
         "versions": sorted(
@@ -99,22 +92,31 @@ def contents(data: Path) -> set[str]:
     }
 
 
+Times = tuple[list[Path], list[dict[str, Any]]]
+"""A directory at several times, and what it held."""
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Times:
+    """At two times, each after a clean stop."""
+    folder = tmp_path_factory.mktemp("times")
+    found, states = [], []
+    for number, name in ((1, "early"), (2, "late")):
+        with serving(folder / "data", sql_workers=1, compact_after=0.0, shard_grace=0.0) as live:
+            grow(live, number)
+            if number == 2:
+                live.service.maintenance.round()  # compacts: files of the early time are deleted
+                live.service.maintenance.round()
+            states.append(state(live))
+        found.append(shutil.copytree(folder / "data", folder / name))
+    return found, states
+
+
 @pytest.fixture
-def times(start: Callable[..., Any], tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
+def times(closed: Times, tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
     """The directory at two times, and what it held."""
-    live = start(compact_after=0.0, shard_grace=0.0)
-    grow(live, 1)
-    states = [state(live)]
-    live.service.close()
-    early = shutil.copytree(live.data, tmp_path / "early")
-    live = start(compact_after=0.0, shard_grace=0.0)
-    grow(live, 2)
-    live.service.maintenance.round()  # compacts: files of the early time are deleted
-    live.service.maintenance.round()
-    states.append(state(live))
-    live.service.close()
-    late = shutil.copytree(live.data, tmp_path / "late")
-    return early, late, states
+    early, late = (shutil.copytree(path, tmp_path / path.name) for path in closed[0])
+    return early, late, closed[1]
 
 
 def pair(index: Path, files: Path, to: Path, *, mark: bool = True) -> Path:
@@ -177,8 +179,7 @@ def test_an_index_newer_than_its_files_finds_what_they_hold(
     later = [one for one in states[1]["ids"] if one not in states[0]["ids"]]
     assert {live.http.get(f"/v1/trajectories/{one}/steps").status_code for one in later} == {410}
     live.flush()
-    steps = {"sql": "select distinct trajectory_id from d.steps", "timeout": 60}
-    answer = live.http.post("/v1/query", json=steps).raise_for_status().json()
+    answer = live.query("select distinct trajectory_id from d.steps")
     assert sorted(row[0] for row in answer["rows"]) == states[0]["ids"]
     assert sum(one["trajectories"] for one in answer["excluded"]) == len(later)
     health = live.http.get("/readyz").json()
@@ -294,7 +295,7 @@ def test_deleted_files_do_not_come_back(start: Callable[..., Any]) -> None:
     live.service.maintenance.round()
     assert len(list((live.data / "annotations").iterdir())) == 1
     live.service.close()
-    hold.release()
+    hold.close()
     again = start()
     for folder in ("policies", "annotations"):
         assert list((live.data / folder).iterdir()) == []
@@ -326,31 +327,33 @@ def test_a_damaged_file_beside_a_good_one_of_its_name_keeps_no_service_from_star
 # --- the log beside the index ---------------------------------------------------------------------
 
 
-def as_it_lies(live: Any, to: Path) -> Path:
-    """The directory as a kill would leave it now."""
-    return shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-
-
 def checkpoint(live: Any) -> None:
     """SQLite copies the log into the file; the next transaction begins the log anew."""
     with closing(sqlite3.connect(live.data / "index.sqlite")) as plain:
         assert plain.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0] == 0
 
 
-@pytest.fixture
-def killed(start: Callable[..., Any], tmp_path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The directory at three times, each with a log of its own; and what it held at the last."""
-    live = start()
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Times:
+    """At three times, each with a log of its own; and what it held at the last."""
+    folder = tmp_path_factory.mktemp("logs")
     found = []
-    for number in (1, 2, 3):
-        grow(live, number)
-        checkpoint(live)
-        sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
-        for one in sent:
-            live.post([one])
-        found.append(as_it_lies(live, tmp_path / f"time{number}"))
-    live.flush()  # it does so for `steps` anyway
-    return found, state(live)
+    with serving(folder / "data", sql_workers=1) as live:
+        for number in (1, 2, 3):
+            grow(live, number)
+            checkpoint(live)
+            sent = [make_trajectory(SPEC, length=4, seed=1000 * number + i) for i in range(3)]
+            for one in sent:
+                live.post([one])
+            found.append(live.as_killed(folder / f"time{number}"))
+        live.flush()  # it does so for `steps` anyway
+        return found, [state(live)]
+
+
+@pytest.fixture
+def killed(crashed: Times, tmp_path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The directory at three times, each with a log of its own; and what it held at the last."""
+    return [shutil.copytree(path, tmp_path / path.name) for path in crashed[0]], crashed[1][0]
 
 
 def test_an_index_with_its_own_log_is_no_other(killed: Any, start: Callable[..., Any]) -> None:

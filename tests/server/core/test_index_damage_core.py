@@ -27,9 +27,9 @@ from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from tests.index_file import change_bytes, damage_rows, write_index
+from tests.server.core.conftest import serving
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 HEADER = "Stepwell-Index-Damaged"
 
 
@@ -37,38 +37,38 @@ def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4, seed=first + i) for i in range(count)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sent() -> list[Trajectory]:
     return make(4)
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, sent: list[Trajectory]) -> Path:
+    """The directory of a stopped service with two datasets, and a run with two policies."""
+    data = tmp_path_factory.mktemp("stopped") / "data"
+    with serving(data) as live:
+        for name in ("kitchen", "garden"):
+            live.create(name)
+        live.post(sent, "kitchen")
+        live.flush("kitchen")
+        live.post(make(2, 50), "garden")
+        live.run()
+        for version in (1, 2):
+            live.publish(version, b"w" * version).raise_for_status()
+        return stop(live).parent
+
+
 @pytest.fixture
-def index(start: Callable[..., Any], sent: list[Trajectory]) -> Path:
-    """The index of a stopped service with two datasets, a run with two policies, a token."""
-    live = start()
-    for name in ("kitchen", "garden"):
-        live.create(name)
-    live.post(sent, "kitchen")
-    live.flush("kitchen")
-    live.post(make(2, 50), "garden")
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).raise_for_status()
-    octets = {"content-type": "application/octet-stream"}
-    for version in (1, 2):
-        path = f"/v1/runs/r/policies/{version}"
-        live.http.put(path, content=b"w" * version, headers=octets).raise_for_status()
-    return stop(live)
+def index(stopped: Path, tmp_path: Path) -> Path:
+    """Its index, which the test may damage."""
+    return shutil.copytree(stopped, tmp_path / "data") / "index.sqlite"
 
 
 def stop(live: Any) -> Path:
     """Stop the service; returns the index in a copy of the directory, which the test may damage."""
     live.service.close()
-    to: Path = live.data.with_name(f"{live.data.name}-stopped")
-    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-    return to / "index.sqlite"
-
-
-def query(live: Any, sql: str) -> Any:
-    return live.http.post("/v1/query", json={"sql": sql}).raise_for_status().json()
+    copy: Path = live.as_killed(live.data.with_name(f"{live.data.name}-stopped"))
+    return copy / "index.sqlite"
 
 
 # --- checksums of rows ----------------------------------------------------------------------------
@@ -131,6 +131,7 @@ def test_a_column_that_is_added_later_is_covered_when_the_table_is_protected_aga
 # --- a start over damage --------------------------------------------------------------------------
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_trajectory_is_left_out_named_and_back_after_a_rebuild(
     index: Path, sent: list[Trajectory], start: Callable[..., Any], capsys: Any
 ) -> None:
@@ -140,11 +141,11 @@ def test_a_damaged_trajectory_is_left_out_named_and_back_after_a_rebuild(
     assert [item["id"] for item in live.listing("kitchen")] == [t.id for t in others]
     assert [live.steps(t).digest for t in others] == [t.digest for t in others]
     excluded = [{"dataset": "kitchen", "file": "index.sqlite", "trajectories": 1}]
-    found = query(live, "SELECT sum(length) FROM trajectories WHERE dataset = 'kitchen'")
+    found = live.query("SELECT sum(length) FROM trajectories WHERE dataset = 'kitchen'")
     assert (found["rows"], found["excluded"]) == ([[12]], excluded)
-    found = query(live, 'SELECT count(*) FROM "kitchen".steps')
+    found = live.query('SELECT count(*) FROM "kitchen".steps')
     assert (found["rows"], found["excluded"]) == ([[15]], excluded)
-    assert query(live, 'SELECT 1 FROM "garden".steps')["excluded"] == []
+    assert live.query('SELECT 1 FROM "garden".steps')["excluded"] == []
     made = live.http.post("/v1/snapshots", json={"dataset": "kitchen"}).json()
     assert (made["trajectories"], made["excluded"]) == (3, excluded)
     assert live.dataset("kitchen")["excluded"] == excluded
@@ -185,6 +186,7 @@ def test_fsck_before_a_start_blames_the_index_and_not_the_file(
     assert {p.cure for p in report.problems if not p.note} == {"stepwell fsck --rebuild --data DIR"}
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_dataset_takes_no_other_away_and_nothing_is_deleted(
     index: Path, sent: list[Trajectory], start: Callable[..., Any]
 ) -> None:
@@ -198,7 +200,7 @@ def test_a_damaged_dataset_takes_no_other_away_and_nothing_is_deleted(
     assert live.send(encode(make(1, 90), SPEC), "kitchen").status_code == 500
     assert live.http.get("/v1/datasets/unknown").status_code == 404
     assert [one["name"] for one in live.http.get("/v1/datasets").json()["items"]] == ["garden"]
-    found = query(live, "SELECT dataset, count(*) FROM trajectories GROUP BY 1")
+    found = live.query("SELECT dataset, count(*) FROM trajectories GROUP BY 1")
     assert found["rows"] == [["garden", 2]]
     assert found["excluded"] == [{"dataset": "kitchen", "file": "index.sqlite", "trajectories": 4}]
     assert live.post(make(1, 70), "garden") == [("stored", 3)]
@@ -220,8 +222,7 @@ def test_what_waits_to_be_sealed_waits_on_where_its_dataset_is_lost(
     live.post(sent, "kitchen")
     other = make(1, 60)
     live.post(other, "garden")
-    data = tmp_path / "killed"
-    shutil.copytree(live.data, data, ignore=shutil.ignore_patterns("lock", "mirror"))
+    data = live.as_killed(tmp_path / "killed")
     damage_rows(data / "index.sqlite", "UPDATE datasets SET tags = '[1]' WHERE name = 'kitchen'")
     live = start(data=data)
     live.flush("garden")
@@ -254,8 +255,7 @@ def test_an_alias_is_not_answered_with_another_policy(
         assert live.http.get(f"/v1/runs/r/policies/{which}").json()["code"] == "index_damaged"
     (listed,) = live.http.get("/v1/runs/r/policies").json()["items"]
     assert (listed["version"], listed["aliases"]) == (1, [])
-    octets = {"content-type": "application/octet-stream"}
-    again = live.http.put("/v1/runs/r/policies/2", content=b"other", headers=octets)
+    again = live.publish(2, b"other")
     assert again.json()["code"] == "index_damaged", "a version never changes"
 
 
@@ -274,7 +274,7 @@ def test_a_new_row_does_not_inherit_what_belonged_to_a_lost_one(
     """SQLite gives a number again when its row is gone."""
     damage_rows(index, "UPDATE runs SET notes = 'x'")
     live = start(data=index.parent)
-    live.http.post("/v1/runs", json={"name": "new", "kind": "train"}).raise_for_status()
+    live.run("new")
     assert live.http.get("/v1/runs/new/policies").json()["items"] == []
     assert live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).status_code == 500
 

@@ -34,21 +34,9 @@ from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
+from tests.server.core.conftest import flip, serving
 
-SQL_WORKERS = 1
 SPEC = make_spec(observation=3, action=2)
-OCTETS = {"content-type": "application/octet-stream"}
-
-
-def flip(path: Path, place: int) -> None:
-    """One bit, in place, and the times as they were."""
-    before = path.stat()
-    with open(path, "r+b") as file:
-        file.seek(place % before.st_size)
-        (value,) = file.read(1)
-        file.seek(place % before.st_size)
-        file.write(bytes([value ^ 1]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def sealed(live: Any, count: int = 2, length: int = 20) -> tuple[list[Trajectory], list[Path]]:
@@ -134,6 +122,7 @@ def test_a_worker_opens_only_what_it_knows_and_only_for_reading(
 # --- who is told ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sql_worker
 def test_every_answer_says_what_it_lacks(live: Any) -> None:
     sent, (bad, good) = sealed(live)
     flip(bad, 200)
@@ -146,7 +135,7 @@ def test_every_answer_says_what_it_lacks(live: Any) -> None:
     metadata = pa.ipc.open_stream(arrow.content).read_all().schema.metadata
     assert json.loads(metadata[b"excluded"]) == [lost]
     # Of `trajectories` nothing is missing, so nothing is said.
-    every = live.http.post("/v1/query", json={"sql": "select count(*) from trajectories"}).json()
+    every = live.query("select count(*) from trajectories")
     assert (every["rows"], every["excluded"]) == ([[2]], [])
     assert live.dataset()["excluded"] == [lost]
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
@@ -171,47 +160,48 @@ def test_a_range_is_checked_block_by_block(live: Any) -> None:
         assert (response.status_code, response.json()["code"]) == (410, "damaged")
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_piece_of_the_mirror_is_made_anew(live: Any) -> None:
     sealed(live)
-    ask = {"sql": "select count(*), bit_xor(hash(t)) from trajectories as t", "timeout": 30}
-    truth = live.http.post("/v1/query", json=ask).json()["rows"]
+    ask = "select count(*), bit_xor(hash(t)) from trajectories as t"
+    truth = live.query(ask)["rows"]
     for _ in range(3):
         (piece,) = (live.data / "mirror").glob("trajectories_*.parquet")
         flip(piece, piece.stat().st_size // 2)
-        assert live.http.post("/v1/query", json=ask).json()["rows"] == truth
+        assert live.query(ask)["rows"] == truth
         live.service.mirror._garbage.clear()
         piece.unlink()
     assert live.http.get("/readyz").json()["status"] == "ok"
 
 
+@pytest.mark.sql_worker
 def test_checksums_that_are_damaged_themselves_condemn_no_good_file(live: Any) -> None:
     sent, (first, _) = sealed(live)
     with live.service.db.write() as connection:
         connection.exec_driver_sql(
             "UPDATE shards SET checksums = x'00000000' WHERE id = ?", (first.stem,)
         )
-    ask = {"sql": "select count(distinct trajectory_id) from steps", "timeout": 30}
-    assert live.http.post("/v1/query", json=ask).json()["rows"] == [[2]]
+    assert live.query("select count(distinct trajectory_id) from steps")["rows"] == [[2]]
     assert live.steps(sent[0]).digest == sent[0].digest
     assert live.http.get(f"/v1/shards/{first.stem}").content == first.read_bytes()
     assert live.service.integrity.quarantined == set()
 
 
 def test_a_damaged_policy_is_refused_and_publishing_it_again_cures_it(live: Any) -> None:
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    live.run()
     url, data = "/v1/runs/r/policies/1", random.Random(4).randbytes(300_000)
-    assert live.http.put(url, content=data, headers=OCTETS).status_code == 201
+    assert live.publish(1, data).status_code == 201
     (file,) = (live.data / "policies").iterdir()
     for spoil in (lambda path: flip(path, 250_000), Path.unlink):
         spoil(file)
         response = live.http.get(url)
         assert (response.status_code, response.json()["code"]) == (410, "damaged")
         assert file.name in live.http.get("/readyz").json()["detail"]
-        assert live.http.put(url, content=data, headers=OCTETS).status_code == 200
+        assert live.publish(1, data).status_code == 200
         assert live.http.get(url).content == data
         assert live.http.get("/readyz").json()["status"] == "ok"
         (file,) = (live.data / "policies").iterdir()
-    assert live.http.put(url, content=data, headers=OCTETS).status_code == 200
+    assert live.publish(1, data).status_code == 200
     assert [file] == list((live.data / "policies").iterdir()), "a good one is not replaced"
 
 
@@ -221,12 +211,8 @@ def test_a_damaged_video_is_refused_and_storing_it_again_cures_it(
     """The scrub finds it, too, and goes on."""
     live = start(scrub_rate=1 << 40)
     live.service.scrub.close()
-    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
-    body = {"policy": "p", "env": "e", "seeds": [0], **scores}
-    made = live.http.post("/v1/evaluations", json=body).json()
-    url, data = f"/v1/evaluations/{made['id']}/videos/0", b"GIF89a" + bytes(300_000)
-    gif = {"params": {"return": 1, "length": 1}, "headers": {"content-type": "image/gif"}}
-    assert live.http.put(url, content=data, **gif).status_code == 201
+    url, data = live.evaluate(), b"GIF89a" + bytes(300_000)
+    assert live.put_video(url, data).status_code == 201
     (file,) = (live.data / "videos").iterdir()
     flip(file, 250_000)
     response = live.http.get(url, headers={"range": "bytes=249000-251000"})
@@ -238,12 +224,13 @@ def test_a_damaged_video_is_refused_and_storing_it_again_cures_it(
     assert Scrubber(s.settings, s.db, s.integrity, s.telemetry).run_once(time.time()) == 1
     assert s.integrity.damaged_files == {f"videos/{file.name}"}
     assert file.name in live.http.get("/readyz").json()["detail"]
-    assert live.http.put(url, content=data, **gif).status_code == 200
+    assert live.put_video(url, data).status_code == 200
     assert live.http.get(url).content == data
     assert live.http.get("/readyz").json()["status"] == "ok"
     assert len(list((live.data / "videos").iterdir())) == 1
 
 
+@pytest.mark.sql_worker
 def test_a_damaged_snapshot_is_refused_by_name(live: Any) -> None:
     sealed(live)
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
@@ -312,8 +299,8 @@ def test_the_scrub_runs_by_itself_and_goes_on_after_a_restart(
 
 def test_a_large_file_neither_blocks_the_scrub_nor_its_end(start: Callable[..., Any]) -> None:
     live = start()
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
-    live.http.put("/v1/runs/r/policies/1", content=bytes(8 * STEP), headers=OCTETS)
+    live.run()
+    live.publish(1, bytes(8 * STEP))
     with live.service.db.write() as connection:
         connection.exec_driver_sql("UPDATE policies SET verified_at = 1")
     service = live.service
@@ -332,16 +319,26 @@ def test_a_large_file_neither_blocks_the_scrub_nor_its_end(start: Callable[..., 
 # --- what other ends left behind ------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trajectory]]:
+    """The directory of a stopped service with two shards, and what they hold."""
+    data = tmp_path_factory.mktemp("stopped") / "data"
+    with serving(data) as live:
+        sent, _ = sealed(live)
+    return data, sent
+
+
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("place", range(100, 4000, 300))
-def test_a_rebuild_takes_in_nothing_that_is_damaged(start: Callable[..., Any], place: int) -> None:
+def test_a_rebuild_takes_in_nothing_that_is_damaged(
+    stopped: tuple[Path, list[Trajectory]], tmp_path: Path, start: Callable[..., Any], place: int
+) -> None:
     """Of a lost index nothing says any more what was written, but the files themselves."""
-    live = start()
-    sent, (bad, _) = sealed(live)
-    size = bad.stat().st_size
-    live.service.close()
-    flip(bad, place * size // 4000)
-    result = rebuild(live.data)
-    live = start()
+    sent, data = stopped[1], shutil.copytree(stopped[0], tmp_path / "data")
+    bad = min((data / "shards" / "fifo").iterdir())
+    flip(bad, place * bad.stat().st_size // 4000)
+    result = rebuild(data)
+    live = start(sql_workers=0)
     here = {item["id"]: item["digest"] for item in live.listing()}
     assert here.items() <= {t.id: t.digest for t in sent}.items() and sent[1].id in here
     assert all(live.steps(t).digest == t.digest for t in sent if t.id in here)
@@ -360,8 +357,7 @@ def test_a_rebuild_names_a_damaged_record_and_takes_those_behind_it(
         sql = "SELECT segment_offset FROM trajectories ORDER BY seq"
         offsets = connection.exec_driver_sql(sql).scalars().all()
     for number, inside in enumerate((0, 60, 700)):  # the length word, the head, the body
-        data = tmp_path / f"copy{number}"
-        shutil.copytree(live.data, data, ignore=shutil.ignore_patterns("lock", "mirror"))
+        data = live.as_killed(tmp_path / f"copy{number}")
         (segment,) = (data / "segments").iterdir()
         flip(segment, offsets[1] + inside)
         result = rebuild(data)
@@ -428,8 +424,7 @@ def test_a_group_that_was_refused_does_not_come_back_after_a_crash(
         refused = make_trajectory(SPEC, seed=77)
         assert live.send(encode([refused], SPEC)).status_code == 500
         monkeypatch.undo()
-        copy = tmp_path / "copy"
-        shutil.copytree(live.data, copy, ignore=shutil.ignore_patterns("lock", "mirror"))
+        copy = live.as_killed(tmp_path / "copy")
     live = start(data=copy)
     assert [item["id"] for item in live.listing()] == [t.id for t in good]
     assert live.post([refused]) == [("stored", before + 1)]

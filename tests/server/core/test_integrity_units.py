@@ -20,15 +20,9 @@ from server.problems import ProblemError
 from server.storage import store as storage
 from server.storage.checksums import Corrupt, Source, examine
 from stepwell.testing import make_spec, make_trajectory
+from tests.server.core.conftest import flip
 
 SPEC = make_spec(observation=3, action=2)
-OCTETS = {"content-type": "application/octet-stream"}
-
-
-def flip(path: Path, place: int = 100) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[place] ^= 1
-    path.write_bytes(raw)
 
 
 @pytest.fixture
@@ -38,10 +32,9 @@ def stored(live: Any) -> Any:
     for seeds in ((1, 2, 3), (4,)):
         live.post([make_trajectory(SPEC, length=20, seed=seed) for seed in seeds])
         live.flush()
-    assert live.http.post("/v1/runs", json={"name": "r", "kind": "train"}).status_code == 201
+    live.run()
     for version in (1, 2):
-        url = f"/v1/runs/r/policies/{version}"
-        assert live.http.put(url, content=b"policy" * 50, headers=OCTETS).status_code == 201
+        assert live.publish(version, b"policy" * 50).status_code == 201
     return live
 
 

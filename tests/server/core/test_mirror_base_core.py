@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,17 @@ from server.maintenance.shard_deletion import apply_retention
 from stepwell.testing import make_spec, make_trajectory
 from tests.index_file import write_index
 from tests.mirrors import content, fresh
+from tests.server.core.conftest import Live, serving
 
 SPEC = make_spec(observation=3, action=2)
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_pieces_small(monkeypatch)
+
+
+def make_pieces_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 4)
     monkeypatch.setattr(module, "RUNS_PER_PIECE", 2)
 
@@ -145,7 +150,7 @@ def test_a_restart_reads_what_has_changed_alone(start: Callable[..., Any]) -> No
     live.create()
     live.post(make(20, 0))
     live.flush()
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    live.run()
     points = [{"key": "a", "step": 1, "value": 1.0, "time": 1.0}]
     live.http.post("/v1/runs/r/metrics", json={"points": points}).raise_for_status()
     live.service.mirror.state()
@@ -161,15 +166,28 @@ def test_a_restart_reads_what_has_changed_alone(start: Callable[..., Any]) -> No
     assert len(state.tables["trajectories"]) == 6 and len(state.tables["metrics"]) == 1
 
 
-@pytest.fixture
-def based(start: Callable[..., Any]) -> Any:
+def with_base(live: Live) -> Live:
     """A running service with a base of ten trajectories."""
-    live = start(mirror_interval=0.0)
     live.create()
     live.post(make(10, 0))
     live.flush()
     live.service.mirror.save()
     return live
+
+
+@pytest.fixture
+def based(start: Callable[..., Any]) -> Live:
+    return with_base(start(mirror_interval=0.0))
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, Any]]:
+    """Such a service, and what its mirror must say."""
+    folder = tmp_path_factory.mktemp("base")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        make_pieces_small(patch)
+        live = with_base(stack.enter_context(serving(folder / "data", mirror_interval=0.0)))
+        yield live, everything(live, folder / "fresh" / "mirror")
 
 
 def test_a_base_is_of_one_state_of_one_index(based: Any, tmp_path: Path) -> None:
@@ -245,12 +263,11 @@ def escape(found: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_fit_is_no_base(
-    based: Any, tmp_path: Path, damage: Callable[[Path], object]
+    unchanged: tuple[Live, Any], tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
-    copy = tmp_path / "damaged"
+    (based, wanted), copy = unchanged, tmp_path / "damaged"
     shutil.copytree(based.data / "mirror", copy / "mirror")
     damage(copy / "mirror" / mirror_base.NAME)
-    wanted = everything(based, tmp_path / "fresh" / "mirror")
     db = Database(based.data / "index.sqlite")
     mirror = Mirror(based.data / "index.sqlite", copy / "mirror", db)
     mirror._marks = None
@@ -269,8 +286,7 @@ def test_a_damaged_piece_of_a_base_is_written_again(start: Callable[..., Any], b
         changed[len(changed) // 2] ^= 1
         path.write_bytes(changed)
     live = start(mirror_interval=0.0, sql_workers=1)
-    body = {"sql": "select count(*), count(digest), count(id) from trajectories", "timeout": 60}
-    answer = live.http.post("/v1/query", json=body).raise_for_status().json()
+    answer = live.query("select count(*), count(digest), count(id) from trajectories")
     assert answer["rows"] == [[10, 10, 10]]
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).raise_for_status().json()
     assert made["trajectories"] == 10

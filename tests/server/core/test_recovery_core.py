@@ -22,6 +22,7 @@ from server.storage.store import DirectoryInUse
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 from tests.index_file import write_index
+from tests.server.core.conftest import Live, serving
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
@@ -31,37 +32,36 @@ def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4 + i, seed=first + i) for i in range(count)]
 
 
-def crash(live: Any, to: Path) -> Path:
-    """The directory as a crash would leave it: copied while the service is running."""
-    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
-    return to
-
-
 def segment_of(data: Path) -> Path:
     (found,) = (data / "segments").iterdir()
     return found
 
 
+@pytest.fixture(scope="module")
+def unsealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trajectory]]:
+    """What a crash leaves of a service with five acknowledged, none sealed; and these."""
+    folder = tmp_path_factory.mktemp("unsealed")
+    with serving(folder / "data") as live:
+        live.create()
+        sent = make(5)
+        live.post(sent[:3])
+        live.post(sent[3:])
+        return live.as_killed(folder / "crashed"), sent
+
+
 @pytest.fixture
-def crashed(start: Callable[..., Any], tmp_path: Path) -> tuple[Path, list[Trajectory]]:
-    """Five acknowledged, none sealed."""
-    live = start()
-    live.create()
-    sent = make(5)
-    live.post(sent[:3])
-    live.post(sent[3:])
-    return crash(live, tmp_path / "crashed"), sent
-
-
-def reopen(start: Callable[..., Any], data: Path) -> Any:
-    return start(data=data)
+def crashed(
+    unsealed: tuple[Path, list[Trajectory]], tmp_path: Path
+) -> tuple[Path, list[Trajectory]]:
+    """A copy of it."""
+    return shutil.copytree(unsealed[0], tmp_path / "crashed"), unsealed[1]
 
 
 def test_unsealed_trajectories_are_there_after_a_crash_and_get_sealed(
     start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
 ) -> None:
     data, sent = crashed
-    live = reopen(start, data)
+    live = start(data=data)
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
     assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
     live.flush()
@@ -79,7 +79,7 @@ def test_a_torn_tail_is_cut_off(
     whole = path.read_bytes()
     with path.open("ab") as file:
         file.write(whole[16 : 16 + keep])
-    live = reopen(start, data)
+    live = start(data=data)
     live.flush()
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
     live.service.close()
@@ -97,7 +97,7 @@ def test_a_whole_record_without_a_row_is_indexed_once(
         index.execute("UPDATE partition_stats SET trajectories = 3, steps = 15, bytes = 0")
         size = index.execute("SELECT sum(bytes) FROM trajectories").fetchone()[0]
         index.execute("UPDATE partition_stats SET bytes = ?", (size,))
-    live = reopen(start, data)
+    live = start(data=data)
     assert [(i["id"], i["seq"]) for i in live.listing()] == [
         (t.id, n) for n, t in enumerate(sent, 1)
     ]
@@ -116,7 +116,7 @@ def test_a_segment_that_is_all_new_to_the_index_is_taken_in(
         index.execute("DELETE FROM trajectories")
         index.execute("DELETE FROM segments")
         index.execute("DELETE FROM partition_stats")
-    live = reopen(start, data)
+    live = start(data=data)
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
     assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
 
@@ -128,7 +128,7 @@ def test_an_empty_segment_and_leftovers_in_tmp_are_removed(
     (data / "segments" / "sg_00000000-0000-7000-8000-000000000000.seg").write_bytes(b"STEP")
     unfinished = data / "tmp" / "unfinished.parquet"
     unfinished.write_bytes(b"PAR1")
-    live = reopen(start, data)
+    live = start(data=data)
     assert not unfinished.exists()
     assert len(live.listing()) == len(sent)
     live.flush()
@@ -150,7 +150,7 @@ def test_an_acknowledged_record_with_a_flipped_bit_is_named_and_the_others_are_s
     content[offset + 60] ^= 1
     path.write_bytes(bytes(content))
     assert not fsck.check(data).clean
-    served = reopen(start, data)
+    served = start(data=data)
     served.flush()
     assert [i["state"] for i in served.listing()] == ["sealed", "spooled", *["sealed"] * 3]
     response = served.http.get(f"/v1/trajectories/{sent[1].id}/steps")
@@ -182,15 +182,15 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
     live.flush()
     live.post(second)
     before = live.listing() + live.listing("rich")
-    data = crash(live, tmp_path / "lost")
+    data = live.as_killed(tmp_path / "lost")
     for path in data.glob("index.sqlite*"):
         path.unlink()
     with pytest.raises(IndexUnusable, match="--rebuild"):
-        reopen(start, data)
+        start(data=data)
     assert fsck.main(["--rebuild", "--data", str(data)]) == 0
     report = fsck.check(data, deep=True)
     assert report.problems == []
-    live = reopen(start, data)
+    live = start(data=data)
     after = live.listing() + live.listing("rich")
     keys = ("id", "seq", "dataset", "partition", "digest", "return", "length", "env")
     assert [[i[k] for k in keys] for i in after] == [[i[k] for k in keys] for i in before]
@@ -213,7 +213,7 @@ def test_no_empty_index_is_made_over_data(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"data")
     with pytest.raises(IndexUnusable, match=f"{path.parent.name}.* holds data.*--rebuild"):
-        reopen(start, tmp_path / "data")
+        start()
     assert path.exists() and not (tmp_path / "data" / "index.sqlite").exists()
 
 
@@ -224,7 +224,7 @@ def test_rebuilding_over_a_good_index_keeps_it_and_gives_the_same(
     result = rebuild(data)
     assert (result.datasets, result.trajectories, result.unreadable) == (1, 5, [])
     assert len([p for p in data.glob("index.sqlite.*") if p.suffix.strip(".").isdigit()]) == 1
-    live = reopen(start, data)
+    live = start(data=data)
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
 
 
@@ -239,11 +239,31 @@ def policy_file(run: str, version: int) -> bytes:
     return len(header).to_bytes(8, "little") + header.encode()
 
 
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trajectory]]:
+    """The directory that a crash leaves of a service with runs, policies, metrics, an evaluation
+    with a video, and labels given after the fact; and what was sent."""
+    folder = tmp_path_factory.mktemp("registry")
+    with serving(folder / "data") as live:
+        sent = fill(live)
+        return live.as_killed(folder / "crashed"), sent
+
+
 @pytest.fixture
-def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
-    """A service with runs, policies, metrics, an evaluation with a video, and labels given after
-    the fact."""
-    live = start()
+def left(registry: tuple[Path, list[Trajectory]], tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(registry[0], tmp_path / "left")
+
+
+@pytest.fixture
+def registered(
+    registry: tuple[Path, list[Trajectory]], start: Callable[..., Any], tmp_path: Path
+) -> tuple[Any, list[Trajectory]]:
+    """A service on a copy of it, and what was sent."""
+    return start(data=shutil.copytree(registry[0], tmp_path / "data")), registry[1]
+
+
+def fill(live: Live) -> list[Trajectory]:
     live.create(capacity={"trajectories": 4}, tags=["gold"])
     sent = make(6)
     live.post(sent)
@@ -258,10 +278,8 @@ def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
     live.http.patch("/v1/runs/r", json={"alarms": [alarm]})
     points = [{"key": "loss", "step": i, "value": i / 2, "time": 1.0} for i in range(3000)]
     assert live.http.post("/v1/runs/r/metrics", json={"points": points}).status_code == 200
-    binary = {"content-type": "application/octet-stream"}
     for version, body in ((5, policy_file("r", 5)), (9, b"opaque")):
-        path = f"/v1/runs/r/policies/{version}"
-        assert live.http.put(path, content=body, headers=binary).status_code == 201
+        assert live.publish(version, body).status_code == 201
     assert live.http.put("/v1/runs/r/aliases/best", json={"version": 9}).status_code == 200
     scored = {"run": "r", "policy": "r/9", "env": "e", "seeds": [0], "returns": [1.0]}
     scored |= {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
@@ -269,7 +287,7 @@ def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
     url = f"/v1/evaluations/{made.json()['id']}/videos/0?return=1&length=3"
     gif = {"content-type": "image/gif"}
     assert live.http.put(url, content=b"GIF89a frames", headers=gif).status_code == 201
-    return live, sent
+    return sent
 
 
 def test_a_rebuild_takes_over_what_the_old_index_still_says(
@@ -282,12 +300,12 @@ def test_a_rebuild_takes_over_what_the_old_index_still_says(
     videos = f"/v1/evaluations/{evaluation['id']}/videos"
     asked = (*asked, videos)
     before = [live.http.get(path).json() for path in asked]
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     result = rebuild(data)
     assert (result.runs, result.metrics, result.policies, result.labelled) == (1, 3000, 2, 1)
     assert (result.evaluations, result.videos) == (1, 1)
     assert fsck.check(data, deep=True).problems == []
-    live = reopen(start, data)
+    live = start(data=data)
     assert [live.http.get(path).json() for path in asked] == before
     assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
     assert live.http.get(f"{videos}/0").content == b"GIF89a frames"
@@ -300,29 +318,27 @@ def test_a_rebuild_takes_over_what_the_old_index_still_says(
 
 def test_without_an_index_policies_come_back_or_are_kept_aside(
     start: Callable[..., Any],
-    registered: tuple[Any, list[Trajectory]],
-    tmp_path: Path,
+    left: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without descriptions, as of earlier versions, a trainer's policy file says whose it is."""
-    data = crash(registered[0], tmp_path / "lost")
-    for path in (*data.glob("index.sqlite*"), *data.glob("descriptions/*")):
+    for path in (*left.glob("index.sqlite*"), *left.glob("descriptions/*")):
         path.unlink()
-    assert fsck.main(["--rebuild", "--data", str(data)]) == 0
+    assert fsck.main(["--rebuild", "--data", str(left)]) == 0
     said = capsys.readouterr().out
     assert "1 runs" in said and "1 policies" in said
     for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
         assert word in said.split("not restored:")[1]
-    aside = data / "quarantine"
+    aside = left / "quarantine"
     assert [p.read_bytes() for p in (aside / "policies").iterdir()] == [b"opaque"]
     assert [p.read_bytes() for p in (aside / "videos").iterdir()] == [b"GIF89a frames"]
-    assert list((data / "videos").iterdir()) == []
-    report = fsck.check(data)
+    assert list((left / "videos").iterdir()) == []
+    report = fsck.check(left)
     assert report.clean and {p.where.split("/")[1] for p in report.problems} == {
         "policies",
         "videos",
     }
-    live = reopen(start, data)
+    live = start(data=left)
     run = live.http.get("/v1/runs/r").json()
     assert (run["status"], run["config"], run["snapshots"]) == ("stopped", {"seed": 3}, ["sn_1"])
     assert live.http.get("/v1/runs/r/policies/latest").content == policy_file("r", 5)
@@ -336,13 +352,13 @@ def test_without_an_index_what_is_described_comes_back(
     before = live.http.get("/v1/evaluations").json()["items"]
     (video,) = live.http.get(f"/v1/evaluations/{before[0]['id']}/videos").json()["items"]
     opaque = [p for p in live.http.get("/v1/runs/r/policies").json()["items"]]
-    data = crash(live, tmp_path / "lost")
+    data = live.as_killed(tmp_path / "lost")
     for path in data.glob("index.sqlite*"):
         path.unlink()
     result = rebuild(data)
     assert (result.policies, result.videos, result.evaluations) == (2, 1, 1)
     assert fsck.check(data, deep=True).problems == []
-    again = reopen(start, data)
+    again = start(data=data)
     assert again.http.get("/v1/evaluations").json()["items"] == before
     found = again.http.get(f"/v1/evaluations/{before[0]['id']}/videos").json()["items"]
     assert [{**one, "created_at": 0} for one in found] == [{**video, "created_at": 0}]
@@ -360,7 +376,7 @@ def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
 ) -> None:
     live, sent = registered
     live.service.close()  # all of it in the one file
-    data = crash(live, tmp_path / "damaged")
+    data = live.as_killed(tmp_path / "damaged")
     path = data / "index.sqlite"
     page = 4096 * (path.read_bytes().rindex(b"loss") // 4096)
     with path.open("r+b") as file:  # one page of the metrics
@@ -395,49 +411,41 @@ def make_old(data: Path, *statements: str) -> None:
 @pytest.mark.parametrize("statements", [(), ("ALTER TABLE policies ADD COLUMN checksums BLOB",)])
 def test_a_rebuild_takes_policies_of_an_index_without_checksums(
     start: Callable[..., Any],
-    registered: tuple[Any, list[Trajectory]],
-    tmp_path: Path,
+    left: Path,
     capsys: pytest.CaptureFixture[str],
     statements: tuple[str, ...],
 ) -> None:
-    data = crash(registered[0], tmp_path / "old")
-    make_old(data, *statements)
-    assert fsck.main(["--data", str(data)]) == 2
+    make_old(left, *statements)
+    assert fsck.main(["--data", str(left)]) == 2
     assert "stepwell fsck --rebuild" in capsys.readouterr().err
-    result = rebuild(data)
+    result = rebuild(left)
     assert (result.runs, result.policies) == (1, 2)
     assert not any("polic" in line or line.startswith("videos") for line in result.lost)
-    assert not (data / "quarantine").exists()
-    assert fsck.check(data, deep=True).problems == []
-    live = reopen(start, data)
+    assert not (left / "quarantine").exists()
+    assert fsck.check(left, deep=True).problems == []
+    live = start(data=left)
     assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
     assert live.http.get("/v1/runs/r/policies/5").content == policy_file("r", 5)
 
 
-def test_a_policy_that_differs_from_the_old_index_is_set_aside(
-    registered: tuple[Any, list[Trajectory]], tmp_path: Path
-) -> None:
+def test_a_policy_that_differs_from_the_old_index_is_set_aside(left: Path) -> None:
     """Also if its header can still be read; its alias goes with it."""
-    data = crash(registered[0], tmp_path / "old")
-    make_old(data, "UPDATE policy_aliases SET policy_pk = 1")
-    (bad,) = (p for p in (data / "policies").iterdir() if p.read_bytes() != b"opaque")
+    make_old(left, "UPDATE policy_aliases SET policy_pk = 1")
+    (bad,) = (p for p in (left / "policies").iterdir() if p.read_bytes() != b"opaque")
     changed = bad.read_bytes().replace(b"sn_1", b"sn_2")
     bad.write_bytes(changed)
-    result = rebuild(data)
+    result = rebuild(left)
     assert result.policies == 1
     assert any(line.startswith("policy 5: ") and bad.name in line for line in result.lost)
     assert any(line.startswith("policy_aliases: 1 of 1 rows") for line in result.lost)
-    aside = data / "quarantine" / "policies"
+    aside = left / "quarantine" / "policies"
     assert [p.read_bytes() for p in aside.iterdir()] == [changed]
-    assert fsck.check(data, deep=True).clean
+    assert fsck.check(left, deep=True).clean
 
 
-def test_a_rebuild_counts_the_rows_that_it_inserts(
-    registered: tuple[Any, list[Trajectory]], tmp_path: Path
-) -> None:
+def test_a_rebuild_counts_the_rows_that_it_inserts(left: Path) -> None:
     """Rows that break a constraint, or refer to nothing, are named."""
-    data = crash(registered[0], tmp_path / "odd")
-    with write_index(data / "index.sqlite") as index:
+    with write_index(left / "index.sqlite") as index:
         index.executescript(
             "DROP TABLE policy_aliases; CREATE TABLE policy_aliases (run_pk, alias, policy_pk);"
             "INSERT INTO policy_aliases VALUES (1, 'a', 1), (1, 'a', 2), (77, 'b', 1);"
@@ -445,22 +453,18 @@ def test_a_rebuild_counts_the_rows_that_it_inserts(
             "ALTER TABLE loose RENAME TO policies;"
             "INSERT INTO policies SELECT * FROM policies WHERE pk = 1"
         )
-    result = rebuild(data)
+    result = rebuild(left)
     assert result.policies == 2
     assert any(line.startswith("policies: 1 of 3 rows") for line in result.lost)
     assert any(line.startswith("policy_aliases: 2 of 3 rows") for line in result.lost)
-    assert fsck.check(data, deep=True).problems == []
+    assert fsck.check(left, deep=True).problems == []
 
 
-def test_a_rebuild_that_fails_changes_nothing(
-    registered: tuple[Any, list[Trajectory]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live, _ = registered
-    data = crash(live, tmp_path / "full")
-    (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
+def test_a_rebuild_that_fails_changes_nothing(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (left / "policies" / "pol_stray.bin").write_bytes(b"stray")
 
     def files() -> dict[str, bytes]:
-        found = (*data.glob("index.sqlite*"), *(data / "policies").iterdir())
+        found = (*left.glob("index.sqlite*"), *(left / "policies").iterdir())
         return {path.name: path.read_bytes() for path in found if not path.name.endswith("-shm")}
 
     before = files()
@@ -472,11 +476,11 @@ def test_a_rebuild_that_fails_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("server.maintenance.rebuild.next_epoch", fail)
         with pytest.raises(OSError, match="No space"):
-            rebuild(data)
+            rebuild(left)
     assert files() == before
-    assert rebuild(data).policies == 2
-    assert (data / "quarantine" / "policies" / "pol_stray.bin").read_bytes() == b"stray"
-    assert not (data / "policies" / "pol_stray.bin").exists()
+    assert rebuild(left).policies == 2
+    assert (left / "quarantine" / "policies" / "pol_stray.bin").read_bytes() == b"stray"
+    assert not (left / "policies" / "pol_stray.bin").exists()
 
 
 def test_a_rebuild_keeps_datasets_of_the_old_index_as_they_were(
@@ -486,12 +490,12 @@ def test_a_rebuild_keeps_datasets_of_the_old_index_as_they_were(
     live, _ = registered
     live.create("empty", spec=make_rich_spec(), description="soon", capacity={"steps": 9})
     before = [live.dataset(name) for name in ("d", "empty")]
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     with write_index(data / "index.sqlite") as index:
         index.execute("UPDATE datasets SET next_seq = 50 WHERE name = 'd'")
         index.commit()
     assert rebuild(data).datasets == 2
-    live = reopen(start, data)
+    live = start(data=data)
     after = [live.dataset(name) for name in ("d", "empty")]
     assert after[1] == before[1]
     keys = ("spec", "created_at", "last_ingest_at", "evicted", "tags", "description", "capacity")
@@ -507,7 +511,7 @@ def test_a_rebuild_leaves_out_files_of_an_earlier_dataset_with_another_layout(
     live.post(make(1))
     live.flush()
     live.post(make(1, first=20))
-    data = crash(live, tmp_path / "old")
+    data = live.as_killed(tmp_path / "old")
     spec = make_rich_spec()
     with write_index(data / "index.sqlite") as index:
         values = (json.dumps(spec.to_json()), spec.digest)
@@ -516,21 +520,20 @@ def test_a_rebuild_leaves_out_files_of_an_earlier_dataset_with_another_layout(
     result = rebuild(data)
     assert (result.datasets, result.trajectories, len(result.unreadable)) == (1, 0, 1)
     assert any("earlier dataset" in line for line in result.lost)
-    assert reopen(start, data).dataset()["spec"] == spec.to_json()
+    assert start(data=data).dataset()["spec"] == spec.to_json()
 
 
 def test_where_protection_cannot_be_read_nothing_is_evicted(
-    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+    start: Callable[..., Any], left: Path
 ) -> None:
     """A limit would take what was protected; it is for a person to set again."""
-    data = crash(registered[0], tmp_path / "unknown")
-    with write_index(data / "index.sqlite") as index:
+    with write_index(left / "index.sqlite") as index:
         index.execute("PRAGMA foreign_keys = OFF")
         index.execute("DROP TABLE trajectories")
         index.execute("UPDATE datasets SET capacity_trajectories = 1")
-    result = rebuild(data)
+    result = rebuild(left)
     assert result.trajectories == 4 and any("capacities" in line for line in result.lost)
-    assert reopen(start, data).dataset()["capacity"]["trajectories"] is None
+    assert start(data=left).dataset()["capacity"]["trajectories"] is None
 
 
 def test_two_services_on_one_directory_are_refused_naming_the_first(live: Any) -> None:

@@ -27,7 +27,6 @@ from stepwell.messages import CreateSnapshot
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +70,7 @@ def held(live: Any, snapshot: Any) -> int:
         )
 
 
+@pytest.mark.sql_worker
 def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens between two looks: changes alone give what everything gives, and applied to
     the manifest of before they give the manifest of now."""
@@ -139,6 +139,7 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
     assert plain(rows(live, last)) == plain(before)
 
 
+@pytest.mark.sql_worker
 def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does anything of another dataset come in with it."""
     live.create("d")
@@ -227,6 +228,7 @@ def test_who_is_left_far_behind_is_not_followed(live: Any, monkeypatch: pytest.M
     assert cache.get(second.id).found is not None
 
 
+@pytest.mark.sql_worker
 def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
     """As when ten learners begin with one dataset: it is looked at, kept and written once."""
     live.create("d")
@@ -241,6 +243,7 @@ def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
     assert held(live, other) == 0 and other.trajectories < found[0].trajectories
 
 
+@pytest.mark.sql_worker
 def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..., Any]) -> None:
     """Files hold what changed; a chain of them begins anew when it has become heavy."""
     live = start()
@@ -259,6 +262,7 @@ def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..
     assert [rows(live, s).num_rows for s in made] == [s.trajectories for s in made]
 
 
+@pytest.mark.sql_worker
 def test_nothing_new_is_the_same_snapshot_and_no_other_is_made(live: Any) -> None:
     live.create()
     live.post(make(5, 0))
@@ -272,6 +276,7 @@ def test_nothing_new_is_the_same_snapshot_and_no_other_is_made(live: Any) -> Non
     assert other.removed == 1 and other.id != first.id
 
 
+@pytest.mark.sql_worker
 def test_a_shard_that_is_found_damaged_leaves_with_its_trajectories(live: Any) -> None:
     """Its rows did not change, only its state: everything is asked again."""
     live.create()

@@ -19,7 +19,6 @@ from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 
 
 def make(count: int, length: int = 5, **options: Any) -> list[Trajectory]:
@@ -175,6 +174,7 @@ def test_a_trajectory_evicted_before_it_was_sealed_leaves_only_a_tombstone(live:
     assert live.post(sent) == [("evicted", 1), ("evicted", 2), ("duplicate", 3)]
 
 
+@pytest.mark.sql_worker
 def test_a_shard_is_deleted_only_when_dead_unleased_and_past_its_grace(
     start: Callable[..., Any],
 ) -> None:
@@ -210,6 +210,7 @@ def make_more() -> list[Trajectory]:
     return [make_trajectory(SPEC, length=6, seed=100 + i) for i in range(2)]
 
 
+@pytest.mark.sql_worker
 def test_small_neighbours_become_one_shard_and_nothing_changes_for_readers(
     start: Callable[..., Any],
 ) -> None:
@@ -297,25 +298,21 @@ def test_protecting_and_demoting_move_the_totals_and_leave_an_audit_row(live: An
 COLUMNS = ", ".join(f'"{column.name}"' for column in trajectories.c)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_the_database_itself_guards_what_is_protected(live: Any) -> None:
+    """Even a bug in our SQL cannot: the transaction is aborted."""
+    live.create()
+    sent = make(1)
+    live.post(sent, partition="protected")
+    for statement in (
         "DELETE FROM trajectories",
         "UPDATE trajectories SET state = 'evicted'",
         "UPDATE trajectories SET partition = 'fifo'",
         f"REPLACE INTO trajectories ({COLUMNS}) SELECT {COLUMNS} FROM trajectories",
         "UPDATE segments SET state = 'consumed'",
-    ],
-)
-def test_the_database_itself_guards_what_is_protected(live: Any, statement: str) -> None:
-    """Even a bug in our SQL cannot: the transaction is aborted."""
-    live.create()
-    sent = make(1)
-    live.post(sent, partition="protected")
-    with pytest.raises(sa.exc.IntegrityError, match="never"):
-        with live.service.db.write() as c:
+    ):
+        with pytest.raises(sa.exc.IntegrityError, match="never"), live.service.db.write() as c:
             c.execute(sa.text(statement))
-    assert live.info(sent[0])["partition"] == "protected"
+        assert live.info(sent[0])["partition"] == "protected", statement
 
 
 def test_fsck_finds_the_directory_clean_after_all_kinds_of_maintenance(
@@ -330,14 +327,8 @@ def test_fsck_finds_the_directory_clean_after_all_kinds_of_maintenance(
         service = live.service
         later = time.time() + 1
         apply_retention(service.settings, service.db, service.store, service.db.uptime() + 1)
-        compact(
-            service.settings,
-            service.db,
-            service.store,
-            service.ingest,
-            service.integrity,
-            later,
-        )
+        parts = (service.db, service.store, service.ingest, service.integrity)
+        compact(service.settings, *parts, later)
     data = live.data
     live.service.close()
     report = fsck.check(data, deep=True)
@@ -357,6 +348,7 @@ def test_the_database_itself_keeps_the_files_of_what_is_alive(live: Any) -> None
     assert states(live) == ["live"]
 
 
+@pytest.mark.sql_worker
 def test_snapshots_that_nobody_comes_back_to_are_forgotten(start: Callable[..., Any]) -> None:
     """Not those that a run names, nor those leased lately; their files go too."""
     live = start(snapshot_days=1.0)

@@ -129,7 +129,7 @@ def test_a_taken_port_and_a_taken_directory_are_named(
     lock = DirectoryLock(tmp_path)
     assert main(["--data", str(tmp_path), "--port", "0"]) == 1
     assert re.search(r"in use by process \d+", capsys.readouterr().err)
-    lock.release()
+    lock.close()
 
 
 def test_an_empty_directory_is_initialised_and_the_address_printed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+pytestmark = pytest.mark.sql_worker
 
 
 def make(count: int, first: int = 0, **options: Any) -> list[Trajectory]:

@@ -18,6 +18,7 @@ from server import http_protocol
 from server.app import create_app
 from server.settings import Settings
 from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.server.core.conftest import Live
 
 SPEC = make_spec(observation=3, action=2)
 HUGE = 10**30
@@ -27,6 +28,16 @@ EVALUATION = b'{"policy":"p","env":"e","returns":[1],"mean":1,"iqm":1,"ci_low":1
 
 def cursor(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def filled(shared: Live) -> Live:
+    """An app with a dataset, its only shard, and a run."""
+    shared.create()
+    shared.post([make_trajectory(SPEC)])
+    shared.flush()
+    shared.run()
+    return shared
 
 
 @pytest.mark.parametrize(
@@ -57,25 +68,22 @@ def cursor(value: Any) -> str:
     ],
 )
 def test_what_cannot_be_kept_is_refused_and_the_lists_go_on(
-    live: Any, method: str, path: str, body: bytes | None
+    filled: Live, method: str, path: str, body: bytes | None
 ) -> None:
     """One run with an unspeakable config would break GET /v1/runs for everybody, for ever."""
-    live.create()
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
     headers = {"content-type": "application/octet-stream"} if "imports" in path else JSON
-    response = live.http.request(method, path, content=body, headers=headers)
+    response = filled.http.request(method, path, content=body, headers=headers)
     assert response.status_code == 422, response.text
     assert response.json()["code"] == "validation_error"
     for what in ("datasets", "runs", "evaluations", "launches", "workers", "tokens", "jobs"):
-        assert live.http.get(f"/v1/{what}").status_code == 200
-    state = live.service.mirror.state()  # SQL sees all of it, too
+        assert filled.http.get(f"/v1/{what}").status_code == 200
+    state = filled.service.mirror.state()  # SQL sees all of it, too
     assert state.tables["runs"]
 
 
 @pytest.mark.parametrize("header", ['{"a": "\\ud800"}', "[" * 5000, "[1]", '{"step": 1e400}', "{"])
-def test_a_policy_with_unspeakable_metadata_is_refused(live: Any, header: str) -> None:
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
-    response = live.http.put(
+def test_a_policy_with_unspeakable_metadata_is_refused(filled: Live, header: str) -> None:
+    response = filled.http.put(
         "/v1/runs/r/policies/1",
         content=b"x",
         headers={"content-type": "application/octet-stream", "x-stepwell-metadata": header},
@@ -83,21 +91,17 @@ def test_a_policy_with_unspeakable_metadata_is_refused(live: Any, header: str) -
     assert (response.status_code, response.json()["code"]) == (422, "validation_error")
 
 
-def test_a_version_of_five_thousand_digits_is_not_found(live: Any) -> None:
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
-    assert live.http.get("/v1/runs/r/policies/" + "9" * 5000).status_code == 404
+def test_a_version_of_five_thousand_digits_is_not_found(filled: Live) -> None:
+    assert filled.http.get("/v1/runs/r/policies/" + "9" * 5000).status_code == 404
 
 
 @pytest.mark.parametrize(
     ("asked", "status"),
     [("bytes=0-3", 206), ("bytes=5-2", 400), ("bytes=9999999-", 416), ("abc", 400), ("b=1", 400)],
 )
-def test_ranges_that_cannot_be_are_problems_too(live: Any, asked: str, status: int) -> None:
-    live.create()
-    live.post([make_trajectory(SPEC)])
-    live.flush()
-    (file,) = (live.data / "shards" / "fifo").iterdir()
-    response = live.http.get(f"/v1/shards/{file.stem}", headers={"range": asked})
+def test_ranges_that_cannot_be_are_problems_too(filled: Live, asked: str, status: int) -> None:
+    (file,) = (filled.data / "shards" / "fifo").iterdir()
+    response = filled.http.get(f"/v1/shards/{file.stem}", headers={"range": asked})
     assert response.status_code == status
     if status >= 400:
         assert response.headers["content-type"] == "application/problem+json"

@@ -24,7 +24,6 @@ from stepwell.messages import PutLease
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
 DAY = 86_400.0
 
 
@@ -186,6 +185,7 @@ def test_maintenance_tries_again_to_write(live: Any, monkeypatch: pytest.MonkeyP
     assert not db.write_failed
 
 
+@pytest.mark.sql_worker
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, DAY, -DAY])
 def test_a_jump_moves_what_is_told_and_not_what_is_held(live: Any, jump: float) -> None:
     clock = Hands()
@@ -204,6 +204,7 @@ def test_a_jump_moves_what_is_told_and_not_what_is_held(live: Any, jump: float) 
     assert live.http.get(f"/v1/snapshots/{snapshot['id']}").json()["leased_until"] is None
 
 
+@pytest.mark.sql_worker
 def test_the_newest_snapshot_is_the_one_made_last(live: Any) -> None:
     """Also when the clock was put back between: ids are ordered by the clock."""
     live.create()

@@ -23,7 +23,7 @@ from stepwell.trajectory import Trajectory
 from tests.index_file import write_index
 
 SPEC = make_spec(observation=3, action=2)
-SQL_WORKERS = 1
+pytestmark = pytest.mark.sql_worker
 
 
 def make(count: int, first: int = 0, **options: Any) -> list[Trajectory]:
@@ -42,9 +42,7 @@ def refused(response: Any) -> tuple[int, str]:
 
 
 def ask(live: Any, sql: str) -> list[list[Any]]:
-    response = live.http.post("/v1/query", json={"sql": sql, "timeout": 60})
-    assert response.status_code == 200, response.text
-    rows: list[list[Any]] = response.json()["rows"]
+    rows: list[list[Any]] = live.query(sql)["rows"]
     return rows
 
 
