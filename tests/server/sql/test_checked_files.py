@@ -1,4 +1,4 @@
-"""What DuckDB is shown of a shard: everything but the table of trajectories in its footer."""
+"""Files as DuckDB reads them in a SQL worker: shards of many trajectories, and damaged ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from server.sql import checked_files, worker
-from server.sql.checked_files import CheckedFileSystem, _varint
-from server.storage.checksums import Corrupt, checksums_of
-from server.storage.shards import TRAJECTORIES_KEY, Entry, write_shard
+from server.sql import worker
+from server.sql.checked_files import CheckedFileSystem
+from server.storage.checksums import checksums_of
+from server.storage.shards import Entry, write_shard
 from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema
 from stepwell.testing import make_spec, make_trajectory
@@ -56,84 +55,49 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Ch
     return store
 
 
-def test_the_table_is_not_shown_and_all_rows_are(put: Any, content: bytes) -> None:
-    files = put(content)
-    with files.open("a") as file:
-        shown = file.read()
-        assert file.size == files.info("a")["size"] == len(shown) < len(content) - 200 * COUNT
-        for start, count in ((0, 4), (len(shown) - 8, 8), (len(shown) - 400, 300)):
-            file.seek(start)
-            assert file.read(count) == shown[start : start + count]
-        file.seek(-8, io.SEEK_END)
-        assert file.read() == shown[-8:]
-    whole, seen = pq.ParquetFile(io.BytesIO(content)), pq.ParquetFile(io.BytesIO(shown))
-    assert seen.read().equals(whole.read()) and seen.metadata.created_by
-    tables = [dict(one.metadata.metadata) for one in (whole, seen)]
-    assert len(tables[0].pop(TRAJECTORIES_KEY)) > 200 * COUNT
-    assert tables[1].pop(TRAJECTORIES_KEY) == b"" and tables[0] == tables[1]
-
-
-def test_a_footer_that_is_found_piece_by_piece(
+def test_duckdb_reads_rows_and_footer_and_not_the_table_of_trajectories(
     put: Any, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a piece ends: also within the key."""
-    expected = put(content).info("a")["size"]
-    for size in range(100, 130):
-        monkeypatch.setattr(checked_files, "SMALL_FOOTER", size)
-        assert put(content).info("a")["size"] == expected
-
-
-def test_duckdb_reads_a_shard_without_its_table(put: Any, content: bytes) -> None:
-    connection = worker._connect(64 << 20, put(content))
+    """Its memory would have no room for the tables of 100,000 trajectories."""
+    files = put(content)
+    read: list[int] = []
+    monkeypatch.setattr(
+        "server.storage.checksums.CheckedFile.read_at",
+        lambda self, start, count: read.append(count) or content[start : start + count],
+    )
+    connection = worker._connect(64 << 20, files)
     rows = connection.execute("select count(*), sum(t) from read_parquet('stored://a')").fetchall()
     assert rows == [(2 * COUNT, COUNT)]
-    said = "select octet_length(key), octet_length(value) from parquet_kv_metadata('stored://a')"
-    lengths = dict(connection.execute(said).fetchall())
-    assert lengths[len(TRAJECTORIES_KEY)] == 0 and max(lengths.values()) < 10_000
+    said = "select max(octet_length(value)) from parquet_kv_metadata('stored://a')"
+    assert connection.execute(said).fetchall()[0][0] < 10_000
     connection.close()
+    assert sum(read) < 100_000 < 200 * COUNT < len(content)
 
 
-def test_damage_in_what_is_shown_is_found_and_only_there(put: Any, content: bytes) -> None:
-    inside = len(content) - 150_000
-    for at, seen in ((10, True), (inside, False), (len(content) - 40, True)):
-        bad = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-        files = put(bad, content)
-        if seen:
-            with pytest.raises(OSError), files.open("a") as file:
-                file.read()
-        else:
-            with files.open("a") as file:
-                assert len(file.read()) == files.info("a")["size"] < len(content)
-        assert files.damaged == ({"a"} if seen else set())
-    with pytest.raises(Corrupt):
-        files.info("a")
-
-
-@pytest.mark.parametrize("tail", [b"", b"PAR1", b"\xff\xff\xff\xffPAR1", b"\0\0\0\0PAR2"])
-def test_what_is_no_shard_is_shown_as_it_is(put: Any, tail: bytes) -> None:
-    for data in (b"x" * 200_000 + tail, b"x" + tail):
-        files = put(data)
-        assert files.info("a")["size"] == len(data)
-        with files.open("a") as file:
-            assert file.read() == data
-
-
-@pytest.mark.parametrize("length", [b"\xff\xff\xff\x7f", b"\x05", b"\xff" * 10])
-def test_a_table_of_another_length_is_no_table(put: Any, content: bytes, length: bytes) -> None:
-    at = content.index(checked_files._TABLE) + len(checked_files._TABLE)
-    bad = content[:at] + length + content[at + len(length) :]
-    assert put(bad).info("a")["size"] == len(bad)
-
-
-def test_what_is_learned_again_is_looked_at_again(put: Any, content: bytes, tmp_path: Path) -> None:
+def test_any_part_of_a_file_is_read_and_damage_is_found_where_it_is_read(
+    put: Any, content: bytes
+) -> None:
     files = put(content)
-    assert files.info("a")["size"] < len(content)
-    (tmp_path / "a").write_bytes(content[:1000])
-    files.learn({"a": base64.b64encode(checksums_of(content[:1000])).decode()})
-    assert files.info("a")["size"] == 1000
+    assert files.info("a")["size"] == len(content)
+    with files.open("a") as file:
+        for start, count in ((0, 4), (len(content) - 8, 8), (70_000, 80_000)):
+            file.seek(start)
+            assert file.read(count) == content[start : start + count]
+        file.seek(-8, io.SEEK_END)
+        assert file.read() == content[-8:]
+    at = len(content) - 40
+    files = put(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], content)
+    with files.open("a") as file:
+        assert file.read(100) == content[:100]
+        assert files.damaged == set()
+        file.seek(-8, io.SEEK_END)
+        with pytest.raises(OSError):
+            file.read()
+    assert files.damaged == {"a"}
 
 
-def test_numbers() -> None:
-    assert [_varint(x) for x in (b"\0", b"\x7f", b"\x80\x01", b"\x80", b"")] == [
-        *((0, 1), (127, 1), (128, 2), (0, 0), (0, 0))
-    ]
+def test_what_is_learned_again_has_the_checksums_learned_last(put: Any, tmp_path: Path) -> None:
+    files = put(b"x" * 2000)
+    (tmp_path / "a").write_bytes(b"y" * 1000)
+    files.learn({"a": base64.b64encode(checksums_of(b"y" * 1000)).decode()})
+    assert (files.info("a")["size"], files.open("a").read()) == (1000, b"y" * 1000)
