@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -111,7 +110,7 @@ def _groups(settings: Settings, db: Database, store: Store, now: float) -> Itera
     room = store.free() - (replaced or 0) - settings.min_free
     for shard in found:
         source = store.source(*shard_file(shard.partition, shard.id))
-        if shard.living and 2 * shard.bytes < room and _has_large_footer(source):
+        if shard.living and 2 * shard.bytes < room and table_in_footer(source):
             yield [shard]
     for shard in found:
         if 0 < shard.living <= shard.rows // 2:
@@ -128,14 +127,6 @@ def _groups(settings: Settings, db: Database, store: Store, now: float) -> Itera
                 run.append(shard)
         if len(run) >= RUN:
             yield run
-
-
-@cache
-def _has_large_footer(source: Source) -> bool:
-    try:
-        return table_in_footer(source)
-    except ShardDamaged:  # found by whoever reads it with its checksums
-        return False
 
 
 def _rewrite(

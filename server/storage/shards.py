@@ -21,9 +21,9 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -236,14 +236,15 @@ def read_footer(source: Source) -> Footer:
         return Footer(found[DATASET_KEY].decode(), shard_spec(found), entries)
 
 
+@cache
 def table_in_footer(source: Source) -> bool:
-    """Whether the shard is of format 1 and its footer not a small one."""
-    with _readable(source), source.open() as file:
+    """Whether an immutable shard file is of format 1 and its footer not a small one."""
+    with suppress(OSError, pa.ArrowException, KeyError, TypeError), source.open() as file:
         file.seek(-8, io.SEEK_END)
-        if int.from_bytes(file.read(4), "little") <= SMALL_FOOTER:
-            return False
-        metadata: dict[bytes, bytes] = pq.read_metadata(file).metadata
-        return metadata[TRAJECTORIES_KEY].startswith(b"[")
+        if int.from_bytes(file.read(4), "little") > SMALL_FOOTER:
+            metadata: dict[bytes, bytes] = pq.read_metadata(file).metadata
+            return metadata[TRAJECTORIES_KEY].startswith(b"[")
+    return False
 
 
 @contextmanager

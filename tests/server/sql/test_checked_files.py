@@ -12,7 +12,7 @@ import pytest
 
 from server.sql import worker
 from server.sql.checked_files import CheckedFileSystem
-from server.storage.checksums import checksums_of
+from server.storage.checksums import CheckedFile, checksums_of
 from server.storage.shards import Entry, write_shard
 from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema
@@ -60,11 +60,13 @@ def test_duckdb_reads_rows_and_footer_and_not_the_table_of_trajectories(
 ) -> None:
     """Its memory would have no room for the tables of 100,000 trajectories."""
     files = put(content)
-    read: list[int] = []
-    monkeypatch.setattr(
-        "server.storage.checksums.CheckedFile.read_at",
-        lambda self, start, count: read.append(count) or content[start : start + count],
-    )
+    real, read = CheckedFile.read_at, []
+
+    def read_at(file: CheckedFile, start: int, count: int) -> bytes:
+        read.append(count)
+        return real(file, start, count)
+
+    monkeypatch.setattr(CheckedFile, "read_at", read_at)
     connection = worker._connect(64 << 20, files)
     rows = connection.execute("select count(*), sum(t) from read_parquet('stored://a')").fetchall()
     assert rows == [(2 * COUNT, COUNT)]
