@@ -1,8 +1,8 @@
-"""One trajectory of a shard, as the service sends it; and shards as earlier versions wrote them."""
+"""Shards as the service writes them, as earlier versions did, and as the service reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,31 @@ import pyarrow.parquet as pq
 from server.storage.checksums import Source
 from server.storage.shards import Entry, write_shard
 from server.storage.steps import arrow_parts, shard_steps
-from stepwell.codec import decode
-from stepwell.schema import FORMAT_KEY
+from stepwell.codec import decode, to_batch
+from stepwell.schema import FORMAT_KEY, arrow_schema
 from stepwell.shard_rows import TRAJECTORIES_KEY, trajectory_table
+from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
+
+
+def write_trajectories(
+    path: Path, spec: EnvSpec, sent: Sequence[Trajectory], less: int = 0, **options: int
+) -> list[Entry]:
+    """A shard of these, with the rows of the last `less` missing."""
+    entries = [
+        Entry(
+            header=t.header(),
+            digest=t.digest,
+            seq=number,
+            partition="fifo",
+            total_reward=t.total_reward,
+            bytes=t.nbytes,
+            created_at=1.0,
+        )
+        for number, t in enumerate(sent, 1)
+    ]
+    batches = (to_batch(t, spec, arrow_schema(spec)) for t in sent[: len(sent) - less])
+    return write_shard(path, "d", spec, entries, batches, **options)
 
 
 def read_trajectory(source: Source, traj_idx: int) -> Trajectory:

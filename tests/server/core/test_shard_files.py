@@ -15,7 +15,7 @@ import pytest
 
 from server.storage import shards
 from server.storage.checksums import Source
-from server.storage.shards import DIGEST_KEY, Entry, ShardDamaged
+from server.storage.shards import DIGEST_KEY, ShardDamaged
 from stepwell import shard_rows
 from stepwell.codec import to_batch
 from stepwell.errors import CodecError
@@ -23,7 +23,7 @@ from stepwell.schema import FORMAT_KEY, arrow_schema
 from stepwell.shard_rows import TRAJECTORIES_KEY
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
-from tests.shard_reading import read_trajectory, table_of, write_format_1
+from tests.shard_reading import read_trajectory, table_of, write_format_1, write_trajectories
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
@@ -40,28 +40,10 @@ def made() -> list[Trajectory]:
     return [make_trajectory(SPEC, length=5 + i, seed=i) for i in range(3)]
 
 
-def write(path: Path, made: list[Trajectory], less: int = 0, **options: int) -> list[Entry]:
-    """A shard of these, with the rows of the last `less` missing."""
-    entries = [
-        Entry(
-            header=t.header(),
-            digest=t.digest,
-            seq=number,
-            partition="fifo",
-            total_reward=float(t.rewards.sum()),
-            bytes=1,
-            created_at=0.0,
-        )
-        for number, t in enumerate(made)
-    ]
-    batches = [to_batch(t, SPEC, arrow_schema(SPEC)) for t in made[: len(made) - less]]
-    return shards.write_shard(path, "d", SPEC, entries, iter(batches), **options)
-
-
 @pytest.fixture
 def shard(tmp_path: Path, made: list[Trajectory]) -> Path:
     path = tmp_path / "shard.parquet"
-    write(path, made)
+    write_trajectories(path, SPEC, made)
     return path
 
 
@@ -96,7 +78,7 @@ def test_a_row_group_ends_where_the_next_would_be_too_much(tmp_path: Path) -> No
         ({"group_bytes": 3 * size}, [30, 20]),
         ({}, [50]),
     ):
-        placed = write(path, alike, **options)
+        placed = write_trajectories(path, SPEC, alike, **options)
         assert groups_of(path) == groups, options
         assert [entry.row_start for entry in placed] == [0, 10, 20, 30, 40]
 
@@ -104,7 +86,7 @@ def test_a_row_group_ends_where_the_next_would_be_too_much(tmp_path: Path) -> No
 def test_descriptions_without_their_rows_are_refused(tmp_path: Path) -> None:
     made = [make_trajectory(SPEC, length=4, seed=i) for i in range(3)]
     with pytest.raises(ValueError, match="shorter"):
-        write(tmp_path / "short.parquet", made, less=1)
+        write_trajectories(tmp_path / "short.parquet", SPEC, made, less=1)
 
 
 def test_a_shard_of_format_1_is_read_for_ever() -> None:
@@ -136,7 +118,7 @@ def test_the_footer_does_not_grow_with_the_number_of_trajectories(
 ) -> None:
     """Of format 1 it did: such footers are found, but for small ones."""
     many = [make_trajectory(SPEC, length=1, seed=i) for i in range(200)]
-    write(tmp_path / "many.parquet", many)
+    write_trajectories(tmp_path / "many.parquet", SPEC, many)
     write_format_1(tmp_path / "many.parquet", tmp_path / "old.parquet")
     sizes = [pq.read_metadata(tmp_path / f"{n}.parquet").serialized_size for n in ("many", "old")]
     assert sizes[0] < 8_000 and sizes[1] > shards.SMALL_FOOTER

@@ -31,8 +31,10 @@ from server.sql import catalog, guard, query_tables, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream
-from server.storage.checksums import BLOCK, Corrupt, checksums_of
+from server.storage.checksums import BLOCK, CheckedFile, Corrupt, checksums_of
 from stepwell._sql import literal, quoted
+from stepwell.testing import make_spec, make_trajectory
+from tests.shard_reading import write_trajectories
 
 LONG = 60.0
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -1842,6 +1844,28 @@ def test_a_stored_file_is_read_under_either_name(store: Store) -> None:
         assert files.exists(path, anything=1) is True and files.isfile(path) is True
         assert files.glob(path, maxdepth=1) == ["stored://shards/a.bin"]
     assert files.damaged == set()
+
+
+def test_duckdb_reads_rows_and_footer_and_not_the_table_of_trajectories(
+    store: Store, connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would have no room for the tables of 100,000 trajectories."""
+    spec = make_spec(observation=3, action=2)
+    made = [make_trajectory(spec, length=1, seed=i, source="a" * 1000) for i in range(200)]
+    write_trajectories(store.folder / "a", spec, made)
+    store.put("a", (store.folder / "a").read_bytes())
+    real, read = CheckedFile.read_at, []
+
+    def read_at(file: CheckedFile, start: int, count: int) -> bytes:
+        read.append(count)
+        return real(file, start, count)
+
+    monkeypatch.setattr(CheckedFile, "read_at", read_at)
+    sql = "select count(*), sum(t) from read_parquet('stored://a')"
+    assert connect().execute(sql).fetchall() == [(400, 200)]
+    sql = "select max(octet_length(value)) from parquet_kv_metadata('stored://a')"
+    assert connect().execute(sql).fetchall()[0][0] < 10_000
+    assert sum(read) < 100_000 < 200_000 < store.files.info("a")["size"]
 
 
 def test_stored_files_never_change(store: Store) -> None:
