@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ def read_footer(source: Source) -> Footer:
         return Footer(found[DATASET_KEY].decode(), shard_spec(found), entries)
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def table_in_footer(source: Source) -> bool:
     """Whether an immutable shard file is of format 1 and its footer not a small one."""
     with suppress(OSError, pa.ArrowException, KeyError, TypeError), source.open() as file:
