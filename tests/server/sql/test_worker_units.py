@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server import pipe_frames
 from server.pipe_frames import read_frame, write_frame
 from server.sql import catalog, guard, query_tables, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
@@ -290,18 +289,10 @@ def test_an_end_inside_a_frame_is_no_end() -> None:
     sink = Sink()
     write_frame(sink, {"n": 1}, b"12345")
     whole = sink.getvalue()
-    for end in range(4, len(whole)):
+    for end in range(1, len(whole)):
         with pytest.raises(EOFError, match="^the stream ended inside a frame$"):
             read_frame(io.BytesIO(whole[:end]))
     assert read_frame(io.BytesIO(whole)) == ({"n": 1, "bytes": 5}, b"12345")
-
-
-def test_exactly_so_many_bytes() -> None:
-    source = io.BytesIO(b"abcdef")
-    assert pipe_frames._exactly(source, 0) == b""
-    assert pipe_frames._exactly(source, 4) == b"abcd"
-    with pytest.raises(EOFError):
-        pipe_frames._exactly(source, 3)
 
 
 def test_a_stream_of_arrow_knows_its_length() -> None:
@@ -313,12 +304,6 @@ def test_a_stream_of_arrow_knows_its_length() -> None:
         found = loaded(stream)
         assert found.equals(table) and found.schema.metadata == table.schema.metadata
         assert raw_of(stream) == raw, "it can be written again"
-
-
-def test_a_length_that_is_cut_is_no_frame() -> None:
-    for cut in (b"\0", b"\0\0\0"):
-        with pytest.raises(EOFError, match="inside a frame"):
-            read_frame(io.BytesIO(cut))
 
 
 def test_an_error_shows_no_path_of_the_installation() -> None:
@@ -355,12 +340,6 @@ def test_the_limit_never_grows(
     monkeypatch.setattr(worker, "resource", fake)
     worker._limit_data(most)
     assert asked == [resource.RLIMIT_DATA, (resource.RLIMIT_DATA, (wanted, wanted))]
-
-
-def test_constants_of_the_process() -> None:
-    assert (worker.ADDRESS_SPACE, worker._CONNECTION) == (3 * 1024**3, 8 * 1024**2)
-    assert (worker.ORPHAN_SECONDS, worker._BATCH) == (2.0, 2048)
-    assert worker.THREADS == {"threads": 1, "async_threads": 1}
 
 
 MIB = 1 << 20
@@ -910,6 +889,7 @@ NESTED = {"a": [{"b": None}], "c": "2026-02-01"}
         ("time with time zone '01:02:03+01'", "01:02:03+01"),
         ("interval 90 second", "00:01:30"),
         ("interval '14 months 3 days'", "1 year 2 months 3 days"),
+        ("[interval 90500 millisecond]", [90.5]),
         ("[1, null, 3]", [1, None, 3]),
         ("[1.5, 'nan'::double]", [1.5, None]),
         ("[1, 2]::int[2]", [1, 2]),
@@ -993,21 +973,12 @@ def test_sums_of_integers_are_ordinary_numbers(ask: Ask) -> None:
     assert row == {"a": "x", "b": 10, "c": 1, "e": decimal.Decimal("2.5")}
 
 
-def test_128_bits_are_narrowed_where_they_fit() -> None:
-    kind = pa.decimal128(38, 0)
-    fits = pa.chunked_array([pa.array([None, 2**63 - 1, -(2**63)], kind)])
-    wide = pa.chunked_array([pa.array([2**63, -5], kind)])
-    assert worker._narrowed(fits).equals(
-        pa.chunked_array([pa.array([None, 2**63 - 1, -(2**63)], pa.int64())])
-    )
-    found = worker._narrowed(wide)
-    assert found.to_pylist() == [2**63, -5], "exact"
-
-
 @pytest.mark.parametrize(
     ("sql", "value"),
     [
         ("18446744073709551617::hugeint", 2**64 + 1),
+        ("9223372036854775807::hugeint", 2**63 - 1),
+        ("-9223372036854775808::hugeint", -(2**63)),
         ("-18446744073709551617::hugeint", -(2**64) - 1),
         ("170141183460469231731687303715884105727::hugeint", 2**127 - 1),
         ("340282366920938463463374607431768211455::uhugeint", 2**128 - 1),
