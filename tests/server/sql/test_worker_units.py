@@ -1902,7 +1902,7 @@ def test_bytes_that_are_not_as_written_are_reported(store: Store) -> None:
     assert store.files.damaged == {"a"}
 
 
-@pytest.mark.parametrize("size", [0, BLOCK, 2 * BLOCK + 1])
+@pytest.mark.parametrize("size", [0, BLOCK, 2 * BLOCK - 1, 2 * BLOCK + 1])
 def test_a_file_of_another_size_is_reported(store: Store, size: int) -> None:
     store.put("a", bytes(2 * BLOCK))
     (store.folder / "a").write_bytes(bytes(size))
