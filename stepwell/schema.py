@@ -93,8 +93,9 @@ def arrow_schema(spec: EnvSpec) -> pa.Schema:
     return pa.schema(fields, metadata=metadata)
 
 
-def spec_of(schema: pa.Schema) -> EnvSpec:
-    """The EnvSpec that a schema was made for. Raises `CodecError` for a foreign or newer one."""
+def spec_of(schema: pa.Schema, newest: int = FORMAT) -> EnvSpec:
+    """The EnvSpec that a schema was made for. Raises `CodecError` for a foreign schema, and for one
+    of a format above `newest`."""
     metadata = schema.metadata or {}
     if FORMAT_KEY not in metadata or SPEC_KEY not in metadata:
         raise CodecError(
@@ -106,10 +107,10 @@ def spec_of(schema: pa.Schema) -> EnvSpec:
         version = int(metadata[FORMAT_KEY])
     except ValueError:
         raise CodecError("bad format number", got=repr(metadata[FORMAT_KEY][:40])) from None
-    if not 1 <= version <= FORMAT:
+    if not 1 <= version <= newest:
         raise CodecError(
             "unknown format",
-            expected=f"1 … {FORMAT} (upgrade stepwell to read more)",
+            expected=f"1 … {newest} (upgrade stepwell to read more)",
             got=str(version),
         )
     written = metadata[SPEC_KEY]

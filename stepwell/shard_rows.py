@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,10 +13,13 @@ import pyarrow.parquet as pq
 from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.errors import CodecError
 from stepwell.schema import arrow_schema, spec_of
+from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
+SHARD_FORMAT = 2
+"""1: the footer holds the table of trajectories itself."""
 TRAJECTORIES_KEY = b"stepwell.trajectories"
-"""Footer: a table of the trajectories, JSON."""
+"""Footer: where the file holds the table of trajectories, {"offset", "bytes"}."""
 
 
 def read_shard(path: Path, traj_idx: Sequence[int]) -> Iterator[Trajectory]:
@@ -24,10 +28,10 @@ def read_shard(path: Path, traj_idx: Sequence[int]) -> Iterator[Trajectory]:
     Holds the row groups of one trajectory in memory. Raises `CodecError` for a damaged file.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with open(path, "rb") as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
             described = file.metadata.metadata
-            entries = json.loads(described[TRAJECTORIES_KEY])
-            spec = spec_of(pa.schema([], metadata=described))
+            spec = shard_spec(described)
+            entries = json.loads(trajectory_table(raw, described))
             schema = arrow_schema(spec)
             edges = [0]
             for index in range(file.num_row_groups):
@@ -49,6 +53,22 @@ def read_shard(path: Path, traj_idx: Sequence[int]) -> Iterator[Trajectory]:
         if isinstance(error, CodecError):
             raise
         raise CodecError(f"{path.name} is damaged: {error}") from None
+
+
+def shard_spec(described: Mapping[bytes, bytes]) -> EnvSpec:
+    """The spec that a shard's footer names. Raises `CodecError`."""
+    return spec_of(pa.schema([], metadata=described), newest=SHARD_FORMAT)
+
+
+def trajectory_table(file: Any, described: Mapping[bytes, bytes]) -> bytes:
+    """The table of trajectories of the open shard with this footer: JSON, one object for each."""
+    said = described[TRAJECTORIES_KEY]
+    if said.startswith(b"["):  # format 1
+        return said
+    place = json.loads(said)
+    file.seek(place["offset"])
+    table: bytes = file.read(place["bytes"])
+    return table
 
 
 def plain_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:

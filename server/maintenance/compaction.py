@@ -1,8 +1,9 @@
 """Compaction: merges small or half-dead shards into fewer ones, without a change for readers.
 
-Rewritten: a shard of which at least half of the rows are dead; a run of small shards, adjacent by
-seq. The new file is complete and durable before one transaction swaps the locations; the old shards
-are retired, and kept while a lease or a reader without one may need them (shard_deletion.py).
+Rewritten: a shard of format 1 whose footer is too large for queries; one of which at least half of
+the rows are dead; a run of small shards, adjacent by seq. The new file is complete and durable
+before one transaction swaps the locations; the old shards are retired, and kept while a lease or a
+reader without one may need them (shard_deletion.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from server.ingest.seal import insert_shard, new_shard
 from server.integrity import IntegrityChecker
 from server.settings import Settings
 from server.storage.checksums import Source
-from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer, shard_file
+from server.storage.shards import (
+    Entry,
+    ShardDamaged,
+    read_batches,
+    read_footer,
+    shard_file,
+    table_in_footer,
+)
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
@@ -58,7 +66,7 @@ def compact(
     now: float,
 ) -> int:
     """Rewrite the most urgent group, if any; returns the number of shards it replaced."""
-    for group in _groups(settings, db, now):
+    for group in _groups(settings, db, store, now):
         if store.free() < settings.min_free + 2 * sum(shard.bytes for shard in group):
             continue  # compaction must not fill a disk that is nearly full
         try:
@@ -75,7 +83,7 @@ def compact(
     return 0
 
 
-def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shard]]:
+def _groups(settings: Settings, db: Database, store: Store, now: float) -> Iterator[list[_Shard]]:
     s, t = shards.c, trajectories.c
     with db.read() as connection:
         # Counts the evicted, whose rows are removed in time; the living may be millions.
@@ -93,7 +101,17 @@ def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shar
             .where(s.state == "live", ~s.created_at.between(now - settings.compact_after, now))
             .order_by(datasets.c.name, s.partition, s.seq_min)
         ).all()
+        replaced = connection.execute(
+            sa.select(sa.func.sum(s.bytes)).where(s.state.in_(("retired", "deleting")))
+        ).scalar()
     found = [_Shard(*row, living=row.rows - dead.get(row.pk, 0)) for row in rows]
+    # Perhaps all shards are of format 1, and leases keep those that are replaced: as much room as
+    # these take is left free.
+    room = store.free() - (replaced or 0) - settings.min_free
+    for shard in found:
+        source = store.source(*shard_file(shard.partition, shard.id))
+        if shard.living and 2 * shard.bytes < room and table_in_footer(source):
+            yield [shard]
     for shard in found:
         if 0 < shard.living <= shard.rows // 2:
             yield [shard]
@@ -150,7 +168,7 @@ def _rewrite(
 
 
 def _entries(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[Entry]:
-    """Entries from the old footers, with the current seq and partition."""
+    """Entries from the old shards, with the current seq and partition."""
     footers = {pk: read_footer(source) for pk, source in sources.items()}
     for row in rows:
         entry = footers[row.shard_pk].entries[row.traj_idx]

@@ -1,4 +1,4 @@
-"""Rebuilds a lost index from the contents of the files: shard footers, segments, policies.
+"""Rebuilds a lost index from the contents of the files: shards, segments, policies.
 
 Restored: datasets with their specs, every trajectory with its data and everything it was sent with,
 versions of datasets, annotations, described policies and videos with their runs and evaluations;

@@ -111,18 +111,18 @@ class CheckedFile(io.RawIOBase):
         self._at: dict[int, int] = {}
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd).st_size
-        self._stored = self.size = size = found if size < 0 else size
+        self.size = size = found if size < 0 else size
         if found != size or len(self._sums) != -(-size // BLOCK):
             self.close()
             raise Corrupt(path, f"{found} bytes instead of {size}")
 
     def read_at(self, start: int, count: int) -> bytes:
         """At most `count` bytes from `start` on. Raises `Corrupt`."""
-        end = min(self._stored, start + count)
+        end = min(self.size, start + count)
         if end <= start:
             return b""
         first, last = start // BLOCK, -(-end // BLOCK)
-        low, high = first * BLOCK, min(last * BLOCK, self._stored)
+        low, high = first * BLOCK, min(last * BLOCK, self.size)
         data = os.pread(self._fd, high - low, low)
         view = memoryview(data)
         for number in range(first, last):

@@ -6,18 +6,25 @@
     0         T  |
     1         0  |   sorted by (traj_idx, t); row groups hold whole trajectories
 
-The footer describes the shard: format, spec, dataset, and a table of the trajectories with their
-headers and digests. An index can be rebuilt from the files alone (maintenance/rebuild.py).
+    PAR1 | table of trajectories | row groups | footer
+
+The table has the headers and digests of the trajectories, as JSON; the footer says where it is, and
+names format, spec and dataset. An index can be rebuilt from the files alone
+(maintenance/rebuild.py). Readers of rows alone skip the table. In shards of format 1 it is in the
+footer, which all readers hold, DuckDB more than once; compaction rewrites those with many
+trajectories.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +35,22 @@ import pyarrow.parquet as pq
 
 from server.storage.checksums import Source
 from stepwell.codec import HEADER_KEY, from_batch
-from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
-from stepwell.shard_rows import TRAJECTORIES_KEY, plain_batch
+from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema
+from stepwell.shard_rows import (
+    SHARD_FORMAT,
+    TRAJECTORIES_KEY,
+    plain_batch,
+    shard_spec,
+    trajectory_table,
+)
 from stepwell.spaces import EnvSpec
 
 TRAJ_IDX, T = "traj_idx", "t"
 DATASET_KEY = b"stepwell.dataset"
 DIGEST_KEY = b"stepwell.digest"
-"""Digest of dataset, spec and table: a rebuild must not use a damaged footer."""
+"""Digest of dataset, spec and table: a rebuild must not use damaged ones."""
+SMALL_FOOTER = 64 << 10
+"""Bytes of a footer that may hold the table."""
 MAX_GROUP_ROWS = 65_536
 """Only a longer trajectory, or one of more bytes than a group, is split over row groups."""
 PAGE_BYTES = 2 << 20
@@ -48,7 +63,7 @@ class ShardDamaged(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row of the footer's table: a trajectory without its arrays."""
+    """One row of the shard's table: a trajectory without its arrays."""
 
     header: dict[str, Any]
     """Trajectory.header(): id, length, flags, about; as received, without labels patched later."""
@@ -89,7 +104,8 @@ class Footer:
 def shard_schema(spec: EnvSpec) -> pa.Schema:
     rows = arrow_schema(spec)
     head = [pa.field(TRAJ_IDX, pa.int32(), nullable=False), pa.field(T, pa.int32(), nullable=False)]
-    return pa.schema([*head, *rows], metadata=rows.metadata)
+    metadata = {**rows.metadata, FORMAT_KEY: str(SHARD_FORMAT).encode()}
+    return pa.schema([*head, *rows], metadata=metadata)
 
 
 def shard_file(partition: str, shard_id: str) -> tuple[str, str]:
@@ -112,18 +128,27 @@ def write_shard(
     Holds one row group in memory at a time. Not atomic: the store makes it so.
     """
     schema = shard_schema(spec)
-    placed: list[Entry] = []
-    row = 0
+    starts = accumulate((entry.rows for entry in entries), initial=0)
+    placed = [
+        entry if entry.row_start == row else entry.having(row_start=row)
+        for entry, row in zip(entries, starts, strict=False)
+    ]
     page_rows = max(1, min(1024, PAGE_BYTES // max(map(value_bytes, schema))))
-    with pq.ParquetWriter(path, schema, write_batch_size=page_rows, **_options(schema)) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pq.ParquetWriter(file, schema, write_batch_size=page_rows, **_options(schema)) as writer,
+    ):
+        said = _write_table(file, dataset, schema.metadata[SPEC_KEY], placed)
+        writer.add_key_value_metadata({key.decode(): text.decode() for key, text in said.items()})
         group: list[pa.RecordBatch] = []
-        rows = size = 0
+        rows = size = done = 0
 
         def close_group() -> None:
-            nonlocal rows, size
-            batch = _numbered(group, len(placed) - len(group), schema)
+            nonlocal rows, size, done
+            batch = _numbered(group, done, schema)
             longest = group_bytes * batch.num_rows // max(1, size)
             writer.write_batch(batch, row_group_size=max(1, min(MAX_GROUP_ROWS, longest)))
+            done += len(group)
             group.clear()
             rows = size = 0
 
@@ -136,21 +161,23 @@ def write_shard(
             group.append(batch)
             rows += count
             size += nbytes
-            placed.append(entry if entry.row_start == row else entry.having(row_start=row))
-            row += count
         close_group()
-        described = {
-            DATASET_KEY: dataset.encode(),
-            TRAJECTORIES_KEY: orjson.dumps(placed),
-            SPEC_KEY: schema.metadata[SPEC_KEY],
-        }
-        said = {
-            **described,
-            FORMAT_KEY: schema.metadata[FORMAT_KEY],
-            DIGEST_KEY: _digest(described),
-        }
-        writer.add_key_value_metadata({key.decode(): text.decode() for key, text in said.items()})
     return placed
+
+
+def _write_table(
+    file: pa.NativeFile, dataset: str, spec: bytes, placed: list[Entry]
+) -> dict[bytes, bytes]:
+    """Write the table of trajectories; returns what the footer says of the shard."""
+    table = orjson.dumps(placed)
+    place = {"offset": file.tell(), "bytes": len(table)}
+    file.write(table)
+    described = {DATASET_KEY: dataset.encode(), SPEC_KEY: spec, TRAJECTORIES_KEY: table}
+    return {
+        **described,
+        TRAJECTORIES_KEY: orjson.dumps(place),
+        DIGEST_KEY: _digest(described),
+    }
 
 
 def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.RecordBatch:
@@ -206,7 +233,18 @@ def read_footer(source: Source) -> Footer:
     with _readable(source):
         _, found = _described(source)
         entries = tuple(Entry(**entry) for entry in _loads(found[TRAJECTORIES_KEY]))
-        return Footer(found[DATASET_KEY].decode(), _spec(found), entries)
+        return Footer(found[DATASET_KEY].decode(), shard_spec(found), entries)
+
+
+@lru_cache(maxsize=1 << 14)
+def table_in_footer(source: Source) -> bool:
+    """Whether an immutable shard file is of format 1 and its footer not a small one."""
+    with suppress(OSError, pa.ArrowException, KeyError, TypeError), source.open() as file:
+        file.seek(-8, io.SEEK_END)
+        if int.from_bytes(file.read(4), "little") > SMALL_FOOTER:
+            metadata: dict[bytes, bytes] = pq.read_metadata(file).metadata
+            return metadata[TRAJECTORIES_KEY].startswith(b"[")
+    return False
 
 
 @contextmanager
@@ -218,19 +256,16 @@ def _readable(source: Source) -> Iterator[None]:
 
 
 def _described(source: Source) -> tuple[pq.FileMetaData, dict[bytes, bytes]]:
-    """Parquet's own metadata, and what the shard says of itself in it."""
+    """Parquet's own metadata, and what the shard says of itself, with the table itself."""
     with source.open() as file:
         metadata = pq.read_metadata(file)
-    found: dict[bytes, bytes] = metadata.metadata
+        found: dict[bytes, bytes] = metadata.metadata
+        found[TRAJECTORIES_KEY] = trajectory_table(file, found)
     described = {key: found[key] for key in (DATASET_KEY, SPEC_KEY, TRAJECTORIES_KEY)}
     # Shards of earlier versions have no digest.
     if found.get(DIGEST_KEY, b"") not in (b"", _digest(described)):
         raise ValueError("its digest differs")
     return metadata, found
-
-
-def _spec(described: dict[bytes, bytes]) -> EnvSpec:
-    return spec_of(pa.schema([], metadata=described))
 
 
 def _loads(text: bytes) -> Any:
@@ -241,7 +276,7 @@ def _loads(text: bytes) -> Any:
 
 
 def _digest(described: dict[bytes, bytes]) -> bytes:
-    """sha256 of the footer's description, in hexadecimal."""
+    """sha256 of the shard's description, in hexadecimal."""
     sha = hashlib.sha256()
     for key in sorted(described):
         sha.update(b"%s %d\n" % (key, len(described[key])))
@@ -266,7 +301,7 @@ def contents_of(source: Source) -> Contents:
         metadata, found = _described(source)
         # Not orjson.dumps, whose bytes keep kilobytes more than they need.
         entries = tuple(json.dumps(one).encode() for one in _loads(found[TRAJECTORIES_KEY]))
-        return Contents(metadata, _spec(found), entries)
+        return Contents(metadata, shard_spec(found), entries)
 
 
 def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
@@ -293,7 +328,7 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
 
 
 def entry_of(source: Source, traj_idx: int) -> tuple[Entry, EnvSpec]:
-    """One row of the footer's table. Raises `ShardDamaged`."""
+    """One row of the shard's table. Raises `ShardDamaged`."""
     contents = contents_of(source)
     with _readable(source):
         return Entry(**_loads(contents.entries[traj_idx])), contents.spec

@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from server.app import create_app
 from server.fsck import main as fsck
 from server.index.db import IndexUnusable
+from server.ingest import seal
+from server.settings import Settings
+from server.storage.checksums import Source
+from server.storage.shards import table_in_footer
+from stepwell.codec import encode
 from stepwell.errors import Gone, ServiceUnreachable
+from stepwell.messages import ARROW
+from stepwell.testing import make_trajectory, wait_until
+from tests.conftest import ServiceProcess
 from tests.failpoints import failpoints_of
-from tests.faults.conftest import SHOWN, VIDEO, run_command
+from tests.faults.conftest import KEPT, RING, SHOWN, SPEC, VIDEO, run_command
 from tests.index_file import damage_rows
+from tests.shard_reading import write_shard_of_format_1
 
 ON_DAMAGE = (
     *("quarantine.before_commit", "quarantine.after_commit"),
@@ -61,6 +72,40 @@ def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     restarted = fsck.check(service.data, deep=True)
     assert [f for f in restarted.problems if not f.where.startswith("quarantine/")] == []
     assert restarted.clean, "what is in quarantine holds nothing that the index misses"
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", [n for n in failpoints_of("server") if n.startswith("compact.")])
+def test_dying_while_shards_of_format_1_are_rewritten_leaves_each_trajectory_once(
+    name: str,
+    tmp_path: Path,
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+    eager: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = [make_trajectory(SPEC, length=1, seed=i, source="a" * 1000) for i in range(60)]
+    settings = Settings(data=tmp_path / "data", sql_workers=0, maintenance_interval=0)
+    monkeypatch.setattr(seal, "write_shard", write_shard_of_format_1)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
+        for dataset in (KEPT, RING):
+            body = {"name": dataset, "spec": SPEC.to_json()}
+            app.post("/v1/datasets", json=body).raise_for_status()
+        url = f"/v1/datasets/{KEPT}/trajectories"
+        posted = app.post(url, content=encode(sent, SPEC), headers={"content-type": ARROW})
+        posted.raise_for_status()
+    ledger.kept = {t.id: t.digest for t in sent}
+    (old,) = settings.data.glob("shards/fifo/*")
+    service = ServiceProcess(tmp_path, env={**eager, "STEPWELL_FAILPOINT": name})
+    assert service.start(wait=False).wait_exit() == -9, service.tail()
+    assert [f for f in fsck.check(settings.data, deep=True).problems if not f.note] == []
+    reopen(settings.data, ledger)
+    service.start(wait=False, env={"STEPWELL_FAILPOINT": ""})
+    wait_until(lambda: not old.exists(), 100)
+    assert service.stop() == 0, service.tail()
+    (new,) = settings.data.glob("shards/fifo/*")
+    assert not table_in_footer(Source(new))
+    assert fsck.check(settings.data, deep=True).clean
 
 
 @pytest.mark.sample(2)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -23,8 +24,8 @@ from stepwell.testing import make_spec, make_trajectory, wait_until
 from tests.specs import make_rich_spec
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
+from trainer.data.cache import Cache, convert
+from trainer.data.fields import Field, fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, create_snapshot, load_manifest
@@ -241,6 +242,15 @@ def test_columns_equal_the_source_and_are_fetched_once(fake, tmp_path):
     Cache(tmp_path / "cache", 1e9, None).ensure(manifest, fields_of(spec))
     assert service.downloads == 3
     assert not list((tmp_path / "cache" / "downloads").iterdir())
+
+
+def test_columns_of_a_shard_of_format_1_are_read(tmp_path):
+    shard = Path(__file__).parents[1] / "golden" / "shard_v1.parquet"
+    fields = [Field("reward", "reward", "float32", ()), Field("obs.x", "obs.speed", "float16", ())]
+    convert(shard, tmp_path, fields, lambda _, field: tmp_path / field.name)
+    for field in fields:
+        stored = pq.read_table(shard)[field.column].fill_null(0).to_numpy()
+        assert np.array_equal(np.load(tmp_path / field.name)[1:], stored)
 
 
 def test_two_processes_build_once(fake, tmp_path):

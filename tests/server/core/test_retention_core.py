@@ -12,11 +12,13 @@ import sqlalchemy as sa
 from server.fsck import main as fsck
 from server.fsck.checks import check_totals
 from server.index.tables import audit, shards, tombstones, trajectories
+from server.ingest import seal
 from server.ingest.evict import EVICTABLE
 from server.maintenance.compaction import compact
 from server.maintenance.shard_deletion import apply_retention
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.shard_reading import write_shard_of_format_1
 
 SPEC = make_spec(observation=3, action=2)
 
@@ -271,6 +273,46 @@ def test_a_half_dead_shard_is_rewritten_without_its_dead(start: Callable[..., An
     assert maintenance_round(live, later=1) == 1
     assert live.post(sent[:2]) == [("evicted", 1), ("evicted", 2)]
     assert [live.steps(t).digest for t in sent[2:]] == [t.digest for t in sent[2:]]
+
+
+def test_shards_with_large_footers_are_rewritten_once_and_nothing_changes_for_readers(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of format 1: queries have no room for them."""
+    live = start(compact_after=0.0, shard_grace=0.0)
+    live.create()
+    small, *large = (make(n, length=1, source="a" * 1000) for n in (5, 60, 60))
+    monkeypatch.setattr(seal, "write_shard", write_shard_of_format_1)
+    for sent in (small, *large):
+        live.post(sent)
+        live.flush()
+    monkeypatch.undo()
+    live.http.patch(f"/v1/trajectories/{large[0][0].id}", json={"partition": "protected"})
+    sent = [*small, *large[0], *large[1]]
+    files = {path.stem: path.read_bytes() for path in live.data.glob("shards/fifo/*")}
+    snapshot = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
+    question = {"sql": "select count(*), sum(t), avg(reward) from steps", "timeout": 30}
+    answer = live.http.post("/v1/query", json=question).json()["rows"]
+    s = live.service
+    args = (s.settings, s.db, s.store, s.ingest, s.integrity, time.time() + 1)
+    with monkeypatch.context() as patch:
+        sizes = sorted(map(len, files.values()))
+        patch.setattr(s.store, "free", lambda: s.settings.min_free + 2 * sizes[1])
+        assert compact(*args) == 0, "the disk has no room"
+        patch.setattr(s.store, "free", lambda: s.settings.min_free + 2 * sizes[2] + 1)
+        assert (compact(*args), compact(*args)) == (1, 0), "the one that is replaced has the rest"
+    assert (compact(*args), compact(*args)) == (1, 0)
+    assert states(live) == ["live", *["retired"] * 2, *["live"] * 3], "one of what is protected"
+    assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
+    assert live.http.post("/v1/query", json=question).json()["rows"] == answer
+    for shard, content in files.items():
+        assert live.http.get(f"/v1/shards/{shard}").content == content, "the snapshot holds it"
+    live.http.delete(f"/v1/snapshots/{snapshot['id']}/lease")
+    assert maintenance_round(live, later=1) == 2
+    live = start()
+    assert live.post(sent) == [("duplicate", seq) for seq in range(1, len(sent) + 1)]
+    live.service.close()
+    assert fsck.check(live.data, deep=True).clean
 
 
 def test_protecting_and_demoting_move_the_totals_and_leave_an_audit_row(live: Any) -> None:

@@ -14,45 +14,25 @@ import pytest
 
 from server.storage.checksums import Source
 from server.storage.shards import (
-    Entry,
     ShardDamaged,
     read_batches,
     read_footer,
-    write_shard,
 )
-from stepwell.codec import HEADER_KEY, from_batch, to_batch
-from stepwell.schema import arrow_schema
+from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
-from tests.shard_reading import read_trajectory
+from tests.shard_reading import read_trajectory, write_trajectories
 from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
-
-
-def write(path: Path, spec: EnvSpec, sent: list[Trajectory], **options: Any) -> list[Entry]:
-    entries = [
-        Entry(
-            header=t.header(),
-            digest=t.digest,
-            seq=i + 1,
-            partition="fifo",
-            total_reward=t.total_reward,
-            bytes=t.nbytes,
-            created_at=1.0,
-        )
-        for i, t in enumerate(sent)
-    ]
-    batches = (to_batch(t, spec, arrow_schema(spec)) for t in sent)
-    return write_shard(path, "d", spec, entries, batches, **options)
 
 
 def test_every_kind_of_space_survives_a_shard(tmp_path: Path) -> None:
     """One by one and front to back, the digests are those that went in."""
     spec = make_rich_spec()
     sent = [make_trajectory(spec, length=n, seed=n) for n in (1, 40, 3, 25)]
-    write(tmp_path / "s.parquet", spec, sent, group_rows=30)
+    write_trajectories(tmp_path / "s.parquet", spec, sent, group_rows=30)
     again = [read_trajectory(Source(tmp_path / "s.parquet"), i) for i in range(4)]
     assert [t.digest for t in again] == [t.digest for t in sent]
     streamed = [
@@ -64,7 +44,7 @@ def test_every_kind_of_space_survives_a_shard(tmp_path: Path) -> None:
 
 def test_row_groups_hold_whole_trajectories_and_only_giants_are_split(tmp_path: Path) -> None:
     sent = [make_trajectory(SPEC, length=n, seed=n) for n in (9, 9, 9, 70_000, 9)]
-    entries = write(tmp_path / "s.parquet", SPEC, sent, group_rows=20)
+    entries = write_trajectories(tmp_path / "s.parquet", SPEC, sent, group_rows=20)
     metadata = pq.read_metadata(tmp_path / "s.parquet")
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     assert rows == [20, 10, 65_536, 4_465, 10]
@@ -77,7 +57,7 @@ def test_a_shard_is_read_in_the_memory_of_a_row_group(tmp_path: Path) -> None:
     """Not in that of 65,536 rows, which wide ones make gigabytes: compaction reads whole shards."""
     spec = make_spec(observation=4096)
     sent = [make_trajectory(spec, length=63, seed=n) for n in range(24)]
-    write(tmp_path / "s.parquet", spec, sent, group_rows=64)
+    write_trajectories(tmp_path / "s.parquet", spec, sent, group_rows=64)
     assert pq.read_metadata(tmp_path / "s.parquet").num_row_groups == 24
     before, most = pa.total_allocated_bytes(), 0
     for _, batch in read_batches(Source(tmp_path / "s.parquet")):
@@ -93,7 +73,7 @@ def test_columns_are_encoded_as_measured(tmp_path: Path) -> None:
          "image": Box((4, 4), "uint8", 0.0, 255.0), "i": Box((2,), "int16", -9.0, 9.0)},
         Box((2,), low=-1.0, high=1.0),
     )  # fmt: skip
-    write(tmp_path / "s.parquet", spec, [make_trajectory(spec, length=50)])
+    write_trajectories(tmp_path / "s.parquet", spec, [make_trajectory(spec, length=50)])
     metadata = pq.read_metadata(tmp_path / "s.parquet")
     group = metadata.row_group(0)
     columns = {c.path_in_schema: c for c in (group.column(i) for i in range(group.num_columns))}
@@ -119,14 +99,14 @@ def test_mujoco_like_floats_take_at_most_four_fifths_of_their_raw_size(tmp_path:
         sent.append(
             Trajectory(obs={"observation": walk}, actions={"action": actions}, rewards=t.rewards)
         )
-    write(tmp_path / "s.parquet", spec, sent)
+    write_trajectories(tmp_path / "s.parquet", spec, sent)
     raw = sum(t.nbytes for t in sent)
     assert (tmp_path / "s.parquet").stat().st_size <= 0.80 * raw
 
 
 def test_the_footer_describes_itself(tmp_path: Path) -> None:
     sent = [make_trajectory(SPEC, length=3, seed=i, tags=("a",), policy="p/1") for i in range(3)]
-    write(tmp_path / "s.parquet", SPEC, sent)
+    write_trajectories(tmp_path / "s.parquet", SPEC, sent)
     footer = read_footer(Source(tmp_path / "s.parquet"))
     assert (footer.dataset, footer.spec) == ("d", SPEC)
     assert [e.header for e in footer.entries] == [t.header() for t in sent]
@@ -137,7 +117,7 @@ def test_the_footer_describes_itself(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_in_a_page_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "s.parquet"
-    write(path, SPEC, [make_trajectory(SPEC, length=500)])
+    write_trajectories(path, SPEC, [make_trajectory(SPEC, length=500)])
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
     path.write_bytes(bytes(data))
@@ -188,7 +168,7 @@ def test_a_trajectory_of_many_bytes_is_split_into_groups_and_pages_of_few(tmp_pa
     """So that it is read, here and in SQL, in the memory of a group, or of a page."""
     spec = EnvSpec.of(Box((64, 64, 3), "uint8"), Box((2,), low=-1.0, high=1.0))
     t = make_trajectory(spec, length=999)
-    write(tmp_path / "s.parquet", spec, [t], group_bytes=4 << 20)
+    write_trajectories(tmp_path / "s.parquet", spec, [t], group_bytes=4 << 20)
     metadata = pq.read_metadata(tmp_path / "s.parquet")
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     assert len(groups) == 3 and all(g.total_byte_size < 5 << 20 for g in groups)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +15,24 @@ import pytest
 
 from server.storage import shards
 from server.storage.checksums import Source
-from server.storage.shards import DIGEST_KEY, TRAJECTORIES_KEY, Entry, ShardDamaged
+from server.storage.shards import DIGEST_KEY, ShardDamaged
 from stepwell import shard_rows
 from stepwell.codec import to_batch
-from stepwell.schema import arrow_schema
+from stepwell.errors import CodecError
+from stepwell.schema import FORMAT_KEY, arrow_schema
+from stepwell.shard_rows import TRAJECTORIES_KEY
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
-from tests.shard_reading import read_trajectory
+from tests.shard_reading import read_trajectory, table_of, write_format_1, write_trajectories
+from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
+GOLDEN = Path(__file__).parents[2] / "golden" / "shard_v1.parquet"
+GOLDEN_DIGESTS = [
+    "1cd5b2bce3c000118c0f829d805d3a45fca2fe51c48c456f9453f9deb1dc2f92",
+    "61509dcb62fc8faeffe740d9ddffb01c4a33f8ae6830716507cea675d8428a25",
+    "6552503e16e7515d27e31149a211389b2684d219b0d8820f7fb98f9da7dcd05f",
+]
 
 
 @pytest.fixture
@@ -30,50 +40,24 @@ def made() -> list[Trajectory]:
     return [make_trajectory(SPEC, length=5 + i, seed=i) for i in range(3)]
 
 
-def write(path: Path, made: list[Trajectory], less: int = 0, **options: int) -> list[Entry]:
-    """A shard of these, with the rows of the last `less` missing."""
-    entries = [
-        Entry(
-            header=t.header(),
-            digest=t.digest,
-            seq=number,
-            partition="fifo",
-            total_reward=float(t.rewards.sum()),
-            bytes=1,
-            created_at=0.0,
-        )
-        for number, t in enumerate(made)
-    ]
-    batches = [to_batch(t, SPEC, arrow_schema(SPEC)) for t in made[: len(made) - less]]
-    return shards.write_shard(path, "d", SPEC, entries, iter(batches), **options)
-
-
 @pytest.fixture
 def shard(tmp_path: Path, made: list[Trajectory]) -> Path:
     path = tmp_path / "shard.parquet"
-    write(path, made)
+    write_trajectories(path, SPEC, made)
     return path
 
 
 @pytest.fixture
 def rewritten(shard: Path) -> Callable[..., Source]:
-    """The same rows, with something else said of them, or cut into groups of so many."""
+    """The same rows in format 1, with something else said of them, or in groups of so many."""
 
-    def write(change: Mapping[bytes, bytes | None], group: int = 1000) -> Source:
-        table = pq.read_table(shard)
-        said = {**pq.read_metadata(shard).metadata, **change}
-        kept = {key: value for key, value in said.items() if value is not None}
-        kept.pop(b"ARROW:schema", None)
+    def write(*about: Any) -> Source:
+        shards.contents_of.cache_clear()
         path = shard.with_name("other.parquet")
-        pq.write_table(table.replace_schema_metadata(kept), path, row_group_size=group)
+        write_format_1(shard, path, *about)
         return Source(path)
 
     return write
-
-
-def table_of(source: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(pq.read_metadata(source).metadata[TRAJECTORIES_KEY])
-    return found
 
 
 def groups_of(path: Path) -> list[int]:
@@ -94,7 +78,7 @@ def test_a_row_group_ends_where_the_next_would_be_too_much(tmp_path: Path) -> No
         ({"group_bytes": 3 * size}, [30, 20]),
         ({}, [50]),
     ):
-        placed = write(path, alike, **options)
+        placed = write_trajectories(path, SPEC, alike, **options)
         assert groups_of(path) == groups, options
         assert [entry.row_start for entry in placed] == [0, 10, 20, 30, 40]
 
@@ -102,14 +86,51 @@ def test_a_row_group_ends_where_the_next_would_be_too_much(tmp_path: Path) -> No
 def test_descriptions_without_their_rows_are_refused(tmp_path: Path) -> None:
     made = [make_trajectory(SPEC, length=4, seed=i) for i in range(3)]
     with pytest.raises(ValueError, match="shorter"):
-        write(tmp_path / "short.parquet", made, less=1)
+        write_trajectories(tmp_path / "short.parquet", SPEC, made, less=1)
 
 
-def test_a_footer_says_what_was_written(shard: Path, made: list[Trajectory]) -> None:
-    footer = shards.read_footer(Source(shard))
-    assert (footer.dataset, footer.spec) == ("d", SPEC)
-    assert [entry.id for entry in footer.entries] == [t.id for t in made]
-    assert [entry.row_start for entry in footer.entries] == [0, 6, 13]
+def test_a_shard_of_format_1_is_read_for_ever() -> None:
+    """Of the rich spec, written before there was a format 2."""
+    spec = make_rich_spec()
+    footer = shards.read_footer(Source(GOLDEN))
+    assert (footer.dataset, footer.spec) == ("d", spec)
+    assert [(entry.seq, entry.row_start) for entry in footer.entries] == [(1, 0), (2, 4), (3, 9)]
+    for entry, batch in shards.read_batches(Source(GOLDEN)):
+        shards.check_digest(entry, batch, spec)
+    assert [entry.digest for entry in footer.entries] == GOLDEN_DIGESTS
+    assert [t.digest for t in shard_rows.read_shard(GOLDEN, range(3))] == GOLDEN_DIGESTS
+    assert [read_trajectory(Source(GOLDEN), i).digest for i in range(3)] == GOLDEN_DIGESTS
+
+
+def test_a_shard_of_a_newer_format_is_refused_by_its_number(
+    rewritten: Callable[..., Source],
+) -> None:
+    source = rewritten({FORMAT_KEY: b"3", DIGEST_KEY: None})
+    with pytest.raises(ShardDamaged, match="unknown format"):
+        shards.read_footer(source)
+    with pytest.raises(CodecError, match="unknown format") as caught:
+        list(shard_rows.read_shard(source.path, [0]))
+    assert caught.value.expected == "1 … 2 (upgrade stepwell to read more)"
+
+
+def test_the_footer_does_not_grow_with_the_number_of_trajectories(
+    tmp_path: Path, rewritten: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of format 1 it did: such footers are found, but for small ones."""
+    many = [make_trajectory(SPEC, length=1, seed=i) for i in range(200)]
+    write_trajectories(tmp_path / "many.parquet", SPEC, many)
+    write_format_1(tmp_path / "many.parquet", tmp_path / "old.parquet")
+    sizes = [pq.read_metadata(tmp_path / f"{n}.parquet").serialized_size for n in ("many", "old")]
+    assert sizes[0] < 8_000 and sizes[1] > shards.SMALL_FOOTER
+    names = ("many", "old", "shard")
+    found = [shards.table_in_footer(Source(tmp_path / f"{n}.parquet")) for n in names]
+    assert found == [False, True, False]
+    assert not shards.table_in_footer(rewritten())
+    (tmp_path / "no.parquet").write_bytes(b"PAR1")
+    assert not shards.table_in_footer(Source(tmp_path / "no.parquet"))
+    shards.table_in_footer.cache_clear()
+    monkeypatch.setattr(shards, "SMALL_FOOTER", 0)  # of many columns and groups it is large, too
+    assert not shards.table_in_footer(Source(tmp_path / "many.parquet"))
 
 
 def test_a_footer_of_an_earlier_version_has_no_digest(rewritten: Callable[..., Source]) -> None:
@@ -120,10 +141,12 @@ def test_a_footer_that_was_changed_is_refused(
     shard: Path, rewritten: Callable[..., Source]
 ) -> None:
     table = table_of(shard)
-    table[1]["seq"] = 7
-    changed = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode()})
+    changed = rewritten({TRAJECTORIES_KEY: table.replace(b'"seq":1', b'"seq":7')})
     with pytest.raises(ShardDamaged, match=r"cannot be read \(its digest differs\)"):
         shards.read_footer(changed)
+    shard.write_bytes(shard.read_bytes().replace(b'"seq":1', b'"seq":7'))
+    with pytest.raises(ShardDamaged, match=r"cannot be read \(its digest differs\)"):
+        shards.read_footer(Source(shard))
 
 
 @pytest.mark.parametrize("group", [1000, 7, 2, 1])
@@ -131,7 +154,6 @@ def test_a_trajectory_is_one_piece_however_its_rows_are_grouped(
     made: list[Trajectory], rewritten: Callable[..., Source], group: int
 ) -> None:
     source = rewritten({}, group)
-    shards.contents_of.cache_clear()
     for number, t in enumerate(made):
         assert read_trajectory(source, number).digest == t.digest
     read = list(shards.read_batches(source))
@@ -147,12 +169,11 @@ def test_a_footer_may_have_numbers_that_strict_json_has_not(
     shard: Path, made: list[Trajectory], rewritten: Callable[..., Source]
 ) -> None:
     """Python's json writes them."""
-    table = table_of(shard)
+    table = json.loads(table_of(shard))
     table[1]["total_reward"] = math.nan
     source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
     found = shards.read_footer(source).entries
     assert math.isnan(found[1].total_reward)
-    shards.contents_of.cache_clear()
     for number, t in enumerate(made):
         assert read_trajectory(source, number).digest == t.digest
 
@@ -160,10 +181,9 @@ def test_a_footer_may_have_numbers_that_strict_json_has_not(
 def test_an_entry_that_lacks_something_is_damage(
     shard: Path, rewritten: Callable[..., Source]
 ) -> None:
-    table = table_of(shard)
+    table = json.loads(table_of(shard))
     del table[1]["digest"]
     source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
-    shards.contents_of.cache_clear()
     with pytest.raises(ShardDamaged, match="footer cannot be read"):
         read_trajectory(source, 1)
 
@@ -173,9 +193,8 @@ def test_rows_of_another_trajectory_are_refused(
 ) -> None:
     """Its rows are one too far, or there are fewer than it should have."""
     for change in ({"row_start": 1}, {"row_start": 19}):
-        table = table_of(shard)
+        table = json.loads(table_of(shard))
         table[0 if change["row_start"] == 1 else 2] |= change
-        shards.contents_of.cache_clear()
         source = rewritten({TRAJECTORIES_KEY: json.dumps(table).encode(), DIGEST_KEY: None})
         number = 0 if change["row_start"] == 1 else 2
         with pytest.raises(ShardDamaged, match=f"are not trajectory {number}"):
