@@ -111,7 +111,7 @@ def test_batches_equal_the_slow_reading(fake, tmp_path, spec, padding):
     by_id = {t.id: t for t in service.trajectories()}
     seen = set()
     with closing(loader_of(service, tmp_path, config)) as loader:
-        for _ in range(12):
+        for _ in range(6):
             loaded = next(loader)
             b = loaded.batch
             b.check(Spaces.of_spec(spec.to_json()))
