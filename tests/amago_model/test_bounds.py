@@ -107,7 +107,8 @@ def test_a_frozen_policy_learns_again(
         d = make_distribution(config, ACTION, x.expand(len(action), -1), None)
         return -d.log_prob(action).mean()
 
-    for step in np.linspace(0.4, 0.02, 300).tolist():  # not by Adam, which makes steps even of gradients of 1e-7
+    # Not by Adam, which makes steps even of gradients of 1e-7.
+    for step in np.linspace(0.4, 0.02, 300).tolist():
         (gradient,) = torch.autograd.grad(loss(), x)
         with torch.no_grad():
             x -= step * (100.0 * gradient).clamp(-1.0, 1.0)

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 from stepwell import Box, Discrete, EnvSpec, Trajectory
-from trainer.config import DataConfig, TrainConfig
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import open_view
+from tests.trainer.small_runs import view_of
+from trainer.config import DataConfig
 from trainer.data.returns import data_returns, returns_to_go
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
 
 SPEC = EnvSpec.of(Box((1,)), Discrete(2))
 
@@ -49,13 +45,9 @@ def returns_of(fake, folder, plays, gamma, **options):
             for rewards, terminated in plays
         ]
     )
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "me")
-    manifest = load_manifest(service, snapshot, folder)
-    cache, fields = Cache(folder / "cache", 1e9, service), fields_of(SPEC)
-    cache.ensure(manifest, fields)
-    view = open_view(cache, fields, WindowSampler(manifest, DataConfig(batch=1), 0))
+    view = view_of(service, folder, DataConfig(batch=1))
     rewards = next(column for column in view.columns if column.field.name == "reward")
-    return data_returns(manifest, rewards, gamma, **options)
+    return data_returns(view.manifest, rewards, gamma, **options)
 
 
 def test_a_termination_ends_a_return_and_a_truncation_goes_on(fake, tmp_path):
