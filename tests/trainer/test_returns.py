@@ -13,20 +13,20 @@ from trainer.data.returns import data_returns, returns_to_go
 SPEC = EnvSpec.of(Box((1,)), Discrete(2))
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99])
 def test_returns_to_go_equal_the_slow_sum(gamma):
     rng = np.random.default_rng(0)
     length = np.array([1, 5, 2, 33, 1])
-    reward, after = rng.normal(size=length.sum()), rng.normal(size=len(length))
+    reward, ends = rng.normal(size=length.sum()), np.array([True, False, True, False, False])
     want, first = [], 0
-    for n, value in zip(length, after, strict=True):
-        back = []
+    for n, end in zip(length, ends, strict=True):
+        back, value = [], 0.0 if end else reward[first : first + n].mean() / (1 - gamma)
         for r in reward[first : first + n][::-1]:
             value = r + gamma * value
             back.append(value)
         want += back[::-1]
         first += n
-    np.testing.assert_allclose(returns_to_go(reward, length, gamma, after), want, rtol=1e-9)
+    np.testing.assert_allclose(returns_to_go(reward, length, gamma, ends), want, rtol=1e-9)
 
 
 def returns_of(fake, folder, plays, gamma, **options):
