@@ -858,7 +858,7 @@ def test_an_imported_file_declares_that_memory_is_needed(
         assert recommend([name, "--json"]) == 0
         return json.loads(capsys.readouterr().out)["agent.trajectory_encoder.kind"]
 
-    for kind in (TMazePassiveCoin, RecallRandom, CartPolePositionNoisy):
+    for kind in (TMazePassiveCoin, CartPolePositionNoisy):
         found = memory(kind)
         assert found["value"] != "feed_forward"
         assert "environment or file declared" in found["reason"]

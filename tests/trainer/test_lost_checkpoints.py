@@ -46,6 +46,7 @@ class Killed(BaseException):
     """Stands for a death at a failpoint."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name",
     [

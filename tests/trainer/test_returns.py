@@ -8,7 +8,7 @@ import pytest
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from tests.trainer.small_runs import view_of
 from trainer.config import DataConfig
-from trainer.data.returns import data_returns, returns_to_go
+from trainer.data.returns import data_returns, margin_of_returns, returns_to_go
 
 SPEC = EnvSpec.of(Box((1,)), Discrete(2))
 
@@ -74,3 +74,8 @@ def test_usual_returns_are_those_without_the_extreme_twentieths(fake, tmp_path):
     assert returns_of(fake, tmp_path / "a", rare, 0.9).usual == (0.0, 1.0)
     usual = returns_of(fake, tmp_path / "b", rare[:5] + rare[-5:], 0.9).usual
     assert usual[0] < -100 and usual[1] > 100
+
+
+@pytest.mark.parametrize(("certain", "margin"), [(True, 0.5), (False, 2.5)])
+def test_truncations_leave_a_wider_margin_around_the_returns(certain, margin):
+    assert margin_of_returns(-1.0, 4.0, certain=certain) == pytest.approx(margin)

@@ -258,6 +258,7 @@ def test_nothing_new_changes_nothing(service, begun):
     assert train_on(data, loader, update, lambda: False)[1] and len(data.manifest) == 4
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "error", [ServiceUnreachable("odd"), MemoryError("odd"), SystemExit("odd"), KeyError("odd")]
 )
