@@ -81,10 +81,7 @@ GROUPS = {
             "tests/collector/test_outbox_failpoints.py",
         ),
     ),
-    "order": Group(
-        ("trainer/data/sampler.py",),
-        ("tests/trainer/test_sampler_by_hand.py", "tests/trainer/test_sampler.py"),
-    ),
+    "order": Group(("trainer/data/sampler.py",), ("tests/trainer/test_sampler.py",)),
     "checkpoint": Group(("trainer/checkpoint.py",), ("tests/trainer/test_checkpoint.py",)),
     "losses": Group(
         (

@@ -17,6 +17,7 @@ from stepwell import _settings
 from stepwell._plugins import import_plugins
 from stepwell._settings import Resolved
 from trainer.config import TrainConfig
+from trainer.derive.derived import is_free
 from trainer.errors import SettingError
 from trainer.recipes import RECIPES, recipe, speeds
 
@@ -100,8 +101,7 @@ def without_effect(resolved: Resolved[TrainConfig]) -> list[str]:
     if resolved.config.agent.critic is not None:
         return []
     paths = (f"agent.losses.{name}" for name in CRITIC_SETTINGS)
-    recipes = ("default", "recipe ")
-    return [path for path in paths if not resolved.origins[path].startswith(recipes)]
+    return [path for path in paths if not is_free(path, resolved.origins)]
 
 
 def _published(resolved: Resolved[TrainConfig]) -> Resolved[TrainConfig]:

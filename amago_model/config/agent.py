@@ -130,8 +130,8 @@ class AgentConfig(Settings):
     """Custom modules."""
 
     @model_validator(mode="after")
-    def _critic_for_the_actor(self) -> Self:
-        c = self.losses
+    def _sections_fit(self) -> Self:
+        c, kind = self.losses, self.actor.continuous.kind
         if self.critic is None and (c.dpg_weight > 0 or c.filter.kind != "behavior_cloning"):
             raise ValueError(
                 f"critic: none, but DPG and advantage filters need one (dpg_weight={c.dpg_weight}, "
@@ -143,44 +143,27 @@ class AgentConfig(Settings):
                 "losses.critic_weight: 0 leaves the critic untrained; raise it, or set critic to "
                 "none for pure behaviour cloning"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _no_critic_sees_the_return(self) -> Self:
         if self.return_conditioning is not None and self.critic is not None:
             raise ValueError(
                 "return_conditioning: critics would read their target from the input; set critic "
                 "to none, losses.dpg_weight=0 and losses.filter.kind='behavior_cloning', or leave "
                 "out return_conditioning"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _scalar_critics_for_the_value(self) -> Self:
-        if self.losses.value_expectile is not None and getattr(self.critic, "kind", "") != "scalar":
-            kind = "none" if self.critic is None else f"kind {self.critic.kind!r}"
+        if c.value_expectile is not None and getattr(self.critic, "kind", "") != "scalar":
+            critic = "none" if self.critic is None else f"kind {self.critic.kind!r}"
             raise ValueError(
-                f"losses.value_expectile: needs critics of kind 'scalar', but critic is {kind}; "
+                f"losses.value_expectile: needs critics of kind 'scalar', but critic is {critic}; "
                 "set critic.kind='scalar' or leave out value_expectile"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _error_for_the_penalty(self) -> Self:
-        kind = self.actor.continuous.kind
-        if self.losses.bc_target_penalty > 0 and kind != "deterministic":
+        if c.bc_target_penalty > 0 and kind != "deterministic":
             raise ValueError(
                 f"losses.bc_target_penalty: needs actor.continuous.kind 'deterministic', got "
                 f"{kind!r}; set it to 0 or choose that kind"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gradient_for_dpg(self) -> Self:
-        if self.actor.continuous.kind == "gmm" and self.losses.dpg_weight > 0:
+        if kind == "gmm" and c.dpg_weight > 0:
             raise ValueError(
                 "actor.continuous.kind: samples of 'gmm' have no gradient, so DPG cannot train the "
-                f"actor, but dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
+                f"actor, but dpg_weight={c.dpg_weight}; set losses.dpg_weight=0 or "
                 "choose another distribution"
             )
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -30,10 +30,16 @@ S = TypeVar("S", bound=Settings)
 class _ContinuousConfig(Settings):
     """Settings shared by all distributions of continuous actions."""
 
+    limits: ClassVar[tuple[str, str]] = ("std_low", "std_high")
+    """The settings that bound a parameter of the distribution."""
     bound_gradient: bool = True
     """Keep a gradient towards the valid range where the bound on a standard deviation or
     concentration saturates. False, as published: no gradient there, so a few bad updates can freeze
     a policy."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        return _require_below(self, *self.limits)
 
 
 class _BoundedConfig(_ContinuousConfig):
@@ -53,10 +59,6 @@ class TanhGaussianConfig(_BoundedConfig):
     std_high: Positive = math.exp(2)
     """Largest standard deviation before tanh."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        return _require_below(self, "std_low", "std_high")
-
 
 class GaussianConfig(_ContinuousConfig):
     """A Gaussian whose mean is bounded by a tanh; samples are clipped to the bounds."""
@@ -70,24 +72,17 @@ class GaussianConfig(_ContinuousConfig):
     std_high: Positive = 1.0
     """Largest standard deviation, in normalised actions."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        return _require_below(self, "std_low", "std_high")
-
 
 class BetaConfig(_BoundedConfig):
     """Independent Beta distributions."""
 
+    limits: ClassVar[tuple[str, str]] = ("low", "high")
     kind: Literal["beta"] = "beta"
     """beta: Beta distributions."""
     low: float = Field(1.0001, ge=1)
     """Minimum of alpha and beta; at least 1, so that the distribution has one mode."""
     high: float | None = None
     """Maximum of alpha and beta; none: no maximum."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        return _require_below(self, "low", "high")
 
 
 class GMMConfig(_BoundedConfig):
@@ -102,10 +97,6 @@ class GMMConfig(_BoundedConfig):
     """Smallest standard deviation before tanh."""
     std_high: float | None = None
     """Largest standard deviation before tanh; none: no maximum."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        return _require_below(self, "std_low", "std_high")
 
 
 class DeterministicConfig(Settings):

@@ -46,6 +46,14 @@ class ObsSpace(Settings):
         return math.prod(self.shape) * (self.n or 1)
 
 
+_FIELDS_OF_KINDS = {
+    "n": ("discrete", "multi_binary"),
+    "start": ("discrete",),
+    **dict.fromkeys(("nvec", "starts"), ("multi_discrete",)),
+    **dict.fromkeys(("shape", "low", "high"), ("continuous",)),
+}
+
+
 class ActionSpace(Settings):
     """The action space of an environment."""
 
@@ -72,27 +80,22 @@ class ActionSpace(Settings):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
-        if self.kind != "multi_discrete" and self.nvec:
-            raise SpaceError("nvec: only a multi_discrete space has it; leave it empty")
-        if self.kind != "multi_discrete" and self.starts:
-            raise SpaceError("starts: only a multi_discrete space has it; leave it empty")
+        for name, kinds in _FIELDS_OF_KINDS.items():
+            if self.kind not in kinds and getattr(self, name):
+                default = type(self).model_fields[name].default
+                raise SpaceError(
+                    f"{name}: only a {' or '.join(kinds)} space has it; leave it {default!r}"
+                )
         if self.starts and len(self.starts) != len(self.nvec):
             raise SpaceError(
                 f"starts: expected {len(self.nvec)} numbers, as nvec has, got {self.starts}"
             )
-        if self.kind != "discrete" and self.start:
-            raise SpaceError("start: only a discrete space has it; leave it 0")
-        if self.kind in ("discrete", "multi_binary"):
-            if self.n < 1:
-                raise SpaceError(f"n: a {self.kind} space needs at least 1, got {self.n}")
-        elif self.n:
-            raise SpaceError("n: only discrete and multi_binary spaces have it; leave it 0")
+        if self.kind in _FIELDS_OF_KINDS["n"] and self.n < 1:
+            raise SpaceError(f"n: a {self.kind} space needs at least 1, got {self.n}")
         if self.kind == "multi_discrete" and not (self.nvec and all(n >= 1 for n in self.nvec)):
             raise SpaceError(f"nvec: expected parts of at least 1 choice each, got {self.nvec}")
         if self.kind == "continuous":
             self._check_box()
-        elif self.low or self.high or self.shape:
-            raise SpaceError("shape, low, high: only a continuous space has them; leave them empty")
         return self
 
     def _check_box(self) -> None:

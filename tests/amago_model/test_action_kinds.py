@@ -285,8 +285,8 @@ def test_bc_recovers_a_constant_action(
         "continuous": torch.tensor([1.0, 0.25]),
     }[kind]
     batch.prev_action[:] = wanted
-    optimizer = torch.optim.Adam(agent.trainable_parameters(), lr=0.02)
-    for _ in range(120):
+    optimizer = torch.optim.Adam(agent.trainable_parameters(), lr=0.05)
+    for _ in range(50):
         optimizer.zero_grad()
         agent(batch, detailed=False)[0].backward()
         optimizer.step()

@@ -21,6 +21,7 @@ from amago_model import (
     TimestepEncoderConfig,
     TransformerConfig,
 )
+from amago_model.config import BetaConfig, GaussianConfig
 from amago_model.config.base import Settings, models_in
 
 DEMO = AgentConfig(
@@ -91,6 +92,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
         (lambda: ScalarCriticConfig(d_hidden=True), "d_hidden"),
         (lambda: TransformerConfig(d_model=30, n_heads=8), "n_heads"),
         (lambda: TransformerConfig(n_layers=10**9), "n_layers"),
+        (lambda: GaussianConfig(std_low=2.0), "std_low: expected less than std_high=1, got 2"),
+        (lambda: BetaConfig(low=3.0, high=2.0), "low: expected less than high=2, got 3"),
     ],
 )
 def test_contradictions_and_nonsense_are_refused_by_field_name(make, field: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
@@ -12,7 +11,6 @@ from amago_model import (
     ActionSpace,
     Agent,
     AgentConfig,
-    Batch,
     FeedForwardConfig,
     GRUConfig,
     IdentityConfig,
@@ -22,7 +20,6 @@ from amago_model import (
     make_agent,
     multitask,
 )
-from amago_model.losses.filters import binary_filter, exp_filter
 from tests.amago_model.cases import CLONING
 from tests.amago_model.settings import configured
 
@@ -37,15 +34,6 @@ MEMORIES = {
 }
 
 
-def _gradients(agent: Agent, batch: Batch, **kw):  # type: ignore[no-untyped-def]
-    agent.zero_grad()
-    torch.manual_seed(7)
-    loss, metrics = agent(batch, **kw)
-    loss.backward()
-    grads = {n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None}
-    return loss.detach(), metrics, grads
-
-
 def _assert_close(a: dict, b: dict, **kw) -> None:  # type: ignore[no-untyped-def]
     assert a.keys() == b.keys()
     for key in a:
@@ -53,19 +41,6 @@ def _assert_close(a: dict, b: dict, **kw) -> None:  # type: ignore[no-untyped-de
 
 
 # ------------------------------------------------------------------------------------ masks by name
-
-
-def test_truncation_bootstraps_and_termination_does_not(
-    make_spaces, make_config, make_batch
-) -> None:
-    agent = Agent(make_config(losses={"reward_multiplier": 1.0}), make_spaces()).eval()
-    batch = make_batch(agent.spaces, lengths=(1,), size=1)
-    reward = float(batch.reward[0, 0])
-    batch.truncated[:] = True
-    open_end = float(agent(batch)[1]["value/target_mean"])
-    assert open_end != pytest.approx(reward, abs=1e-3)
-    batch.truncated[:], batch.terminated[:] = False, True
-    assert float(agent(batch)[1]["value/target_mean"]) == pytest.approx(reward, abs=1e-5)
 
 
 def test_a_cut_without_its_last_observation_teaches_the_actor_and_not_the_critic(
@@ -78,22 +53,6 @@ def test_a_cut_without_its_last_observation_teaches_the_actor_and_not_the_critic
     assert {k: int(v) for k, v in counts.items()} == {"dpg": 4, "bc": 4, "critic": 3}
     batch.terminated[0, 3] = True
     assert int(agent.loss_counts(batch)["critic"]) == 4
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_action_has_no_influence_on_anything(
-    make_spaces, make_config, make_batch, kind: str
-) -> None:
-    agent = Agent(make_config(losses={"dpg_weight": 0.0, "bc_weight": 1.0}), make_spaces(kind))
-    agent.eval()
-    batch = make_batch(agent.spaces)
-    batch.action_known[0, 2] = False
-    other = copy.deepcopy(batch)
-    other.prev_action[0, 3] = -7 if kind == "discrete" else torch.nan
-    _, metrics, grads = _gradients(agent, batch)
-    _, metrics_2, grads_2 = _gradients(agent, other)
-    _assert_close(metrics_2, metrics)
-    _assert_close(grads_2, grads)
 
 
 def test_legal_actions_reach_the_targets_and_the_policy() -> None:
@@ -163,14 +122,6 @@ def test_evaluation_mode_moves_no_statistic(make_spaces, make_config, make_batch
 
 
 # ---------------------------------------------------------------------------------- small functions
-
-
-def test_filters_weigh_by_advantage() -> None:
-    advantage = torch.tensor([-1.0, 0.0, 0.5, 100.0])
-    assert binary_filter(advantage, 0.0).tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(
-        exp_filter(advantage, 2.0, 20.0), torch.tensor([-2.0, 0.0, 1.0, 3.0]).exp().clamp(max=20)
-    )
 
 
 @pytest.mark.parametrize(

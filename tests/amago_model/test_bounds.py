@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from amago_model.heads.actor import make_distribution
 from amago_model.heads.continuous import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
 from tests.amago_model.cases import make
 
+unhurried = settings(deadline=None)
 NUMBERS = st.lists(st.floats(-60, 60), min_size=1, max_size=6)
 ACTION = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
 
@@ -35,6 +37,7 @@ def gradient_of(f: object, x: list[float], sign: float, **options: object) -> tu
     return y.detach(), leaf.grad
 
 
+@unhurried
 @given(NUMBERS, st.sampled_from([1.0, -1.0]), st.sampled_from([None, 0.015, 0.7, 5.0]))
 def test_softplus_has_its_values_and_lets_go_of_both_ends(
     x: list[float], sign: float, high: float | None
@@ -50,6 +53,7 @@ def test_softplus_has_its_values_and_lets_go_of_both_ends(
         assert slope == pytest.approx(expected, abs=1e-8)
 
 
+@unhurried
 @given(NUMBERS, st.sampled_from([1.0, -1.0]))
 def test_deviations_have_their_values_and_let_go_of_both_ends(x: list[float], sign: float) -> None:
     low, high = 0.1, 2.0
@@ -63,6 +67,7 @@ def test_deviations_have_their_values_and_let_go_of_both_ends(x: list[float], si
         assert slope == pytest.approx(0.0 if outward else expected, abs=1e-8)
 
 
+@unhurried
 @given(NUMBERS, st.sampled_from([1.0, -1.0]))
 def test_as_published_they_are_plain_functions(x: list[float], sign: float) -> None:
     y, gradient = gradient_of(bounded_softplus, x, sign, low=0.5, high=None, gradient=False)
@@ -102,10 +107,11 @@ def test_a_frozen_policy_learns_again(
         d = make_distribution(config, ACTION, x.expand(len(action), -1), None)
         return -d.log_prob(action).mean()
 
-    for _ in range(600):  # not by Adam, which makes steps even of gradients of 1e-7
+    # Not by Adam, which makes steps even of gradients of 1e-7.
+    for step in np.linspace(0.4, 0.02, 300).tolist():
         (gradient,) = torch.autograd.grad(loss(), x)
         with torch.no_grad():
-            x -= 0.1 * (100.0 * gradient).clamp(-1.0, 1.0)
+            x -= step * (100.0 * gradient).clamp(-1.0, 1.0)
     moved = abs(x[-1].item() - frozen[-1]) > 10
     assert moved is bound_gradient
     assert (loss().item() < 0.4) is bound_gradient  # a uniform distribution has 0.69

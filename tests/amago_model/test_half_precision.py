@@ -40,7 +40,7 @@ def test_every_memory_acts(name: str, memory: str) -> None:
             assert bool(action.isfinite().all())
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
     agent, _, (batch, *_) = both(name, "transformer")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from amago_model.losses.td_targets import (
     over_subset,
     subset_indices,
 )
+from tests.amago_model.reference_parts import slow_lambda, slow_n_step
 
 NAN, INF = math.nan, math.inf
 
@@ -91,17 +93,6 @@ def test_a_subset_has_its_minimum_or_mean() -> None:
     exactly(over_subset(q, indices, minimum=False), 4.0, 40.0)
     exactly(over_subset(q, None, minimum=True), 1.0, 10.0)
     exactly(over_subset(q, None, minimum=False), 3.0, 30.0)
-
-
-def test_an_ensemble_s_subset_is_drawn_and_then_reduced() -> None:
-    q, noise = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0]), t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
-    two = subset_indices(3, 2, noise)
-    exactly(over_subset(q, two, minimum=True), 3.0, 20.0)
-    exactly(over_subset(q, two, minimum=False), 4.0, 40.0)
-    exactly(over_subset(q, subset_indices(3, 3, noise), minimum=True), 1.0, 10.0)
-    low = t([-40.0, 40.0], [-40.0, 40.0], [-40.0, 40.0])
-    drawn = subset_indices(3, 2, low, replacement=True)
-    exactly(over_subset(q, drawn, minimum=True), 1.0, 60.0)
 
 
 # ---------------------------------------------------------------------------------- critics' losses
@@ -263,71 +254,32 @@ R, Q, HALF = t([1.0, 2.0, 4.0, 8.0]), t([[10.0], [20.0], [30.0], [40.0]]), t(0.5
 NEVER, ALWAYS = torch.zeros(1, 4).bool(), torch.ones(1, 4).bool()
 
 
+@pytest.mark.parametrize("t_max", [1, 9])
+@pytest.mark.parametrize(
+    ("fast", "slow", "how"),
+    [(n_step_returns, slow_n_step, n) for n in (1, 2, 4, 20)]
+    + [(lambda_returns, slow_lambda, lam) for lam in (0.0, 0.25, 1.0)],
+)
+def test_returns_equal_a_slow_loop(
+    fast: Callable[..., Tensor], slow: Callable[..., float], how: float, t_max: int
+) -> None:
+    """With random endings and gaps, which may hold anything, and two discounts."""
+    torch.manual_seed(0)
+    reward, q = torch.randn(16, t_max).double(), torch.randn(16, t_max, 2).double()
+    end, usable = torch.rand(16, t_max) < 0.15, torch.rand(16, t_max) < 0.8
+    wild = torch.where(usable, reward, NAN)
+    y = fast(wild, end & usable, usable, q, t(0.5, 0.97), how)
+    for i, k in usable.nonzero().tolist():
+        case = wild[i].tolist(), (end & usable)[i].tolist(), usable[i].tolist()
+        for g, gamma in enumerate((0.5, 0.97)):
+            expected = slow(*case, q[i, :, g].tolist(), gamma, how, k)
+            assert float(y[i, k, g]) == pytest.approx(expected, abs=1e-12)
+
+
 def at(*places: int) -> Tensor:
     mask = NEVER.clone()
     mask[0, list(places)] = True
     return mask
-
-
-@pytest.mark.parametrize(
-    ("n", "expected"),
-    [
-        (1, (6.0, 12.0, 19.0, 28.0)),
-        (2, (1 + 6.0, 2 + 9.5, 4 + 14.0, 28.0)),
-        (3, (1 + 5.75, 2 + 9.0, 18.0, 28.0)),
-        (4, (1 + 5.5, 11.0, 18.0, 28.0)),
-        (5, (6.5, 11.0, 18.0, 28.0)),
-        (1024, (6.5, 11.0, 18.0, 28.0)),
-    ],
-)
-def test_n_step_returns_of_one_window(n: int, expected: tuple[float, ...]) -> None:
-    exactly(n_step_returns(R, NEVER, ALWAYS, Q, HALF, n)[0, :, 0], *expected)
-
-
-def test_n_step_returns_stop_at_an_end_and_before_what_is_not_usable() -> None:
-    ended = n_step_returns(R, at(1), ALWAYS, Q, HALF, 3)[0, :, 0]
-    exactly(ended, 1 + 1.0, 2.0, 18.0, 28.0)
-    # Transition 2 may not be used: what leads to it bootstraps from where 1 arrives.
-    gap = n_step_returns(R, NEVER, ~at(2), Q, HALF, 3)[0, :, 0]
-    exactly(gap[[0, 1, 3]], 1 + 0.5 * 12.0, 12.0, 28.0)
-
-
-def test_returns_of_each_discount_are_its_own() -> None:
-    two = Q.expand(-1, -1, 2) * t(1.0, 10.0)
-    got = n_step_returns(R, NEVER, ALWAYS, two, t(0.5, 0.0), 2)
-    exactly(got[0, :, 0], 7.0, 11.5, 18.0, 28.0)
-    exactly(got[0, :, 1], 1.0, 2.0, 4.0, 8.0)
-
-
-def test_lambda_returns_of_one_window() -> None:
-    """y[t] = r[t] + (3/4 q[t] + 1/4 y[t+1]) / 2, from the last one back."""
-    y3 = 28.0
-    y2 = 4 + (0.75 * 30 + 0.25 * y3) / 2
-    y1 = 2 + (0.75 * 20 + 0.25 * y2) / 2
-    y0 = 1 + (0.75 * 10 + 0.25 * y1) / 2
-    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 0.25)[0, :, 0], y0, y1, y2, y3)
-    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 0.0)[0, :, 0], 6.0, 12.0, 19.0, 28.0)
-    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 1.0)[0, :, 0], 6.5, 11.0, 18.0, 28.0)
-
-
-def test_lambda_returns_stop_at_an_end_and_before_what_is_not_usable() -> None:
-    ended = lambda_returns(R, at(1, 3), ALWAYS, Q, HALF, 0.25)[0, :, 0]
-    y2 = 4 + (0.75 * 30 + 0.25 * 8) / 2
-    exactly(ended, 1 + (0.75 * 10 + 0.25 * 2) / 2, 2.0, y2, 8.0)
-    gap = lambda_returns(R, NEVER, ~at(2), Q, HALF, 0.25)[0, :, 0]
-    exactly(gap[[0, 1, 3]], 1 + (0.75 * 10 + 0.25 * 12) / 2, 12.0, 28.0)
-    # A gap may hold anything.
-    wild = torch.where(at(2), NAN, R)
-    exactly(lambda_returns(wild, NEVER, ~at(2), Q, HALF, 0.25)[0, :2, 0], *gap[:2].tolist())
-
-
-def test_windows_of_one_transition() -> None:
-    one = R[:, :1], at(0)[:, :1], ALWAYS[:, :1], Q[:, :1], HALF
-    exactly(lambda_returns(*one, 0.9), [[1.0]])
-    exactly(n_step_returns(*one, 3), [[1.0]])
-    going_on = R[:, :1], NEVER[:, :1], ALWAYS[:, :1], Q[:, :1], HALF
-    exactly(lambda_returns(*going_on, 0.9), [[6.0]])
-    exactly(n_step_returns(*going_on, 3), [[6.0]])
 
 
 def window(**changes: Any) -> Batch:
@@ -465,20 +417,6 @@ def test_an_update_by_hand() -> None:
     exactly(norm.w, 3.0 * 2.0 / sigma)
     exactly(norm.b, (2.0 * 0.5 + 1.0 - mean) / sigma)
     torch.testing.assert_close(norm.to_return(t(0.0, 1.0)), before)
-
-
-def test_what_it_makes_of_returns_outputs_and_differences() -> None:
-    norm = popart(10.0, 4.0)
-    norm.w.fill_(3.0)
-    norm.b.fill_(0.5)
-    exactly(norm.normalize(t(16.0)), 3.0)
-    exactly(norm.to_normalized(t(2.0)), 6.5)
-    exactly(norm.to_return(t(2.0)), 23.0)
-    exactly(norm.normalized_difference(t(2.0)), 6.0)
-    norm.bins = True  # outputs are returns
-    exactly(norm.to_normalized(t(16.0)), 3.0)
-    exactly(norm.to_return(t(16.0)), 16.0)
-    exactly(norm.normalized_difference(t(2.0)), 1.0)
 
 
 def test_switched_off_it_changes_nothing_and_takes_nothing_in() -> None:

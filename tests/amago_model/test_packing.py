@@ -150,29 +150,30 @@ def _assert_same(results: list[list[Tensor]], tolerance: float, gradients: float
             torch.testing.assert_close(a, b, rtol=0.0, atol=most * scale)
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("few_rows", [0, 100])
 @pytest.mark.parametrize(("backend", "pattern"), ABLE)
+@pytest.mark.parametrize("position", POSITIONS)
 def test_a_packed_transformer_is_the_padded_one_forward_and_backward(
     monkeypatch,  # type: ignore[no-untyped-def]
     install,  # type: ignore[no-untyped-def]
     backend: str,
     pattern: str,
+    position: str,
     few_rows: int,
 ) -> None:
     """Window by window and padded again; flash-attn by its own function, and without one."""
-    changes = PATTERNS[pattern]
     if backend == "flash":
         install(full_width=True)
     monkeypatch.setattr(attention, "MIN_WINDOW", few_rows)
-    for position, more in POSITIONS.items():
-        config = _transformer(attention=backend, **changes, **more)
-        exact = 1e-6 if position == "rotary" else 1e-9  # turns are computed in float32
-        memory = _excited(Transformer(config, 6)).double()
-        for transitions in TRANSITIONS:
-            _assert_same(_both_ways(memory, transitions, torch.float64), exact, exact)
-        assert memory.attention_name == backend
-        whole = Transformer(config, 6).eval()
-        _assert_same(_both_ways(whole, TRANSITIONS[0], torch.float32), 1e-5, 1e-4)
+    config = _transformer(attention=backend, **PATTERNS[pattern], **POSITIONS[position])
+    exact = 1e-6 if position == "rotary" else 1e-9  # turns are computed in float32
+    memory = _excited(Transformer(config, 6)).double()
+    for transitions in TRANSITIONS:
+        _assert_same(_both_ways(memory, transitions, torch.float64), exact, exact)
+    assert memory.attention_name == backend
+    whole = Transformer(config, 6).eval()
+    _assert_same(_both_ways(whole, TRANSITIONS[0], torch.float32), 1e-5, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["identity", "feed_forward"])

@@ -85,7 +85,6 @@ def assert_equal_to_the_slow_loops(agent: Agent, batch: Batch) -> None:
         torch.testing.assert_close(moments.variance, expected.inputs["inputs.variance"], **close)
 
 
-@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_equals_the_slow_loops(name: str) -> None:
     agent, windows = make(CASES[name])

@@ -10,7 +10,7 @@ import torch
 from tests.amago_model.cases import CASES, make
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_target_networks_have_no_gradient_and_take_no_step(name: str) -> None:
     """For every kind of agent: everything else that is learned has one, and moves."""

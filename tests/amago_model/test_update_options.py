@@ -16,9 +16,7 @@ from amago_model import (
     ResidualActorConfig,
 )
 from amago_model.heads.actor import Actor
-from amago_model.losses.filters import leaky_relu_filter, normalized_advantage
-from amago_model.losses.td_targets import clipped_target, lambda_returns, n_step_returns
-from amago_model.running_statistics import BatchMoments
+from amago_model.losses.td_targets import clipped_target
 
 # ------------------------------------------------------------------------------------------- actor
 
@@ -48,105 +46,7 @@ def test_sizes_that_the_actor_would_not_use_are_refused() -> None:
 # ----------------------------------------------------------------------------------------- filters
 
 
-def test_the_leaky_filter_is_a_bent_line_and_a_step() -> None:
-    """By hand at threshold .5, beta 2, slope .1, at_zero .2: below, at 0, above, at the clips."""
-    config = {"threshold": 0.5, "beta": 2.0, "slope": 0.1, "at_zero": 0.2, "smallest": 0.05}
-    advantage = torch.tensor([0.0, -1.0, 0.5, 2.5, -100.0, 100.0])
-    bare = leaky_relu_filter(
-        advantage, LeakyReLUFilterConfig(**config, largest=3.0, add_step=False)
-    )
-    torch.testing.assert_close(bare, torch.tensor([0.2, 0.15, 0.225, 1.225, 0.05, 3.0]))
-    stepped = leaky_relu_filter(advantage, LeakyReLUFilterConfig(**config, largest=3.0))
-    torch.testing.assert_close(stepped - bare, torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0]))
-
-
-def test_normalised_advantages_forget_scale_and_shift_and_padding() -> None:
-    a = torch.randn(40, 2)
-    mask = torch.rand(40) > 0.3
-
-    def normalized(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return normalized_advantage(a, *BatchMoments()(a, mask))
-
-    z = normalized(a, mask)
-    torch.testing.assert_close(z[mask].mean(0), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(z[mask].std(0, correction=0), torch.ones(2))
-    torch.testing.assert_close(normalized(7 * a + 3, mask), z, atol=1e-4, rtol=1e-4)
-    worse = torch.where(mask[:, None], a, torch.nan)
-    torch.testing.assert_close(normalized(worse, mask)[mask], z[mask])
-    assert bool(normalized(a, torch.zeros(40).bool()).isfinite().all())
-
-
-@pytest.mark.parametrize("normalised", [False, True])
-@pytest.mark.parametrize("name", ["binary", "exp", "leaky_relu"])
-def test_every_filter_weighs_the_cloning_of_an_update(
-    make_spaces, make_config, make_batch, name: str, normalised: bool
-) -> None:
-    """The loss is the mean of -weight x log-probability with the weight by its formula."""
-    losses = {"filter": {"kind": name, "batch_norm": normalised}, "dpg_weight": 0.0}
-    agent = Agent(make_config(losses=losses), make_spaces("continuous")).eval()
-    batch = make_batch(agent.spaces)
-    seen = {}
-    original = agent.filter.forward
-
-    def spy(advantage, mask):  # type: ignore[no-untyped-def]
-        seen.update(advantage=advantage, mask=mask, weight=original(advantage, mask))
-        return seen["weight"]
-
-    agent.filter.forward = spy  # type: ignore[method-assign]
-    _, metrics = agent(batch)
-    a, mask = seen["advantage"].double(), seen["mask"]
-    if normalised:
-        a = (a - a[mask].mean(0)) / a[mask].std(0, correction=0)
-    expected = {
-        "binary": (a > 0).double(),
-        "exp": a.exp().clamp(max=20.0),
-        "leaky_relu": (
-            0.01 + 0.05 * 0.01 / 2 + torch.where(a > 0.01, (a - 0.01) / 2, 0.05 * (a - 0.01) / 2)
-        ).clamp(1e-7, 10.0)
-        + (a > 0.01),
-    }[name]
-    torch.testing.assert_close(seen["weight"][mask].double(), expected[mask], atol=1e-4, rtol=1e-4)
-    assert bool(metrics["loss/bc"].isfinite())
-
-
 # ----------------------------------------------------------------------------------------- targets
-
-
-def _case(seed: int):  # type: ignore[no-untyped-def]
-    torch.manual_seed(seed)
-    shape = (3, 6)
-    return (
-        torch.randn(shape, dtype=torch.float64),
-        torch.rand(shape) < 0.2,
-        torch.rand(shape) < 0.8,
-        torch.randn(*shape, 2, dtype=torch.float64),
-        torch.tensor([0.5, 0.9], dtype=torch.float64),
-    )
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_lambda_returns_equal_the_weighted_sum_of_n_step_returns(seed: int, lam: float) -> None:
-    """(1 - lambda) sum of lambda^(n-1) y_n, and what is left on the longest: a slow definition."""
-    case = _case(seed)
-    reward = case[0]
-    t = reward.shape[1]
-    by_n = [n_step_returns(*case, n) for n in range(1, t + 1)]
-    expected = sum((1 - lam) * lam**n * y for n, y in enumerate(by_n[:-1]))
-    expected = expected + lam ** (t - 1) * by_n[-1]
-    torch.testing.assert_close(lambda_returns(*case, lam), expected)
-
-
-def test_lambda_targets_reach_the_critic(make_spaces, make_config, make_batch) -> None:
-    """lambda 0 is one step, and lambda .9 is not."""
-    got = {}
-    for lam in (None, 0.0, 0.9):
-        torch.manual_seed(0)
-        agent = Agent(make_config(losses={"td_lambda": lam}), make_spaces()).eval()
-        torch.manual_seed(1)
-        batch = make_batch(agent.spaces)
-        got[lam] = float(agent(batch)[1]["loss/critic"])
-    assert got[None] == pytest.approx(got[0.0]) and got[0.9] != pytest.approx(got[0.0])
 
 
 def test_targets_stay_within_their_bounds(make_spaces, make_config, make_batch) -> None:

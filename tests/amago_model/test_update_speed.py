@@ -370,7 +370,9 @@ def test_compiled_batches_have_few_lengths(
     assert lengths == [8, 12, 12]
 
 
-@pytest.mark.parametrize("preset", [None, published_v3])
+@pytest.mark.parametrize(
+    "preset", [None, pytest.param(published_v3, marks=pytest.mark.long)], ids=["ours", "published"]
+)
 # The compiler's own, of any autograd.Function.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

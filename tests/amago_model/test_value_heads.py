@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
-from torch.nn import functional as F
 
 from amago_model import (
-    ActionSpace,
     Agent,
     AgentConfig,
     ConfigError,
     ExpFilterConfig,
     HLGaussCriticConfig,
-    ObsSpace,
     ScalarCriticConfig,
-    Spaces,
     TwoHotCriticConfig,
     get_values,
-    load_policy,
     make_agent,
     multitask,
-    save_policy,
 )
 from amago_model.heads.bins import Bins
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.layers import symlog
-from amago_model.losses.critic_losses import classification_loss
 from tests.amago_model.cases import CLONING
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
@@ -77,20 +68,6 @@ def test_gaussian_labels_sum_to_one_wherever_the_return_lies() -> None:
     torch.testing.assert_close(label[1, 5:15], mass, atol=1e-6, rtol=1e-4)
 
 
-def test_the_classification_loss_is_the_cross_entropy_of_valid_rows() -> None:
-    logits, label = torch.randn(3, 8, 2, 5), torch.randn(8, 2, 5).softmax(-1)
-    mask = torch.rand(8) > 0.4
-    expected = [
-        F.cross_entropy(logits[c, n, g][None], label[n, g][None])
-        for c in range(3)
-        for n in range(8)
-        for g in range(2)
-        if mask[n]
-    ]
-    got = classification_loss(logits, label, mask, None)
-    torch.testing.assert_close(got, torch.stack(expected).mean())
-
-
 def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
     bins = NARROW | {"init_value": 20.0, "n_bins": 101}
     config = TwoHotCriticConfig(n_critics=2, d_hidden=16, **bins)
@@ -99,19 +76,6 @@ def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
         critic.weights[-1].zero_()
         value = critic.values(critic.project_state(torch.randn(5, 4)), torch.zeros(1, 5, 1, 2))
     torch.testing.assert_close(value, torch.full((2, 1, 5, 1), 20.0), rtol=0.15, atol=0)
-
-
-def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> None:
-    config = HLGaussCriticConfig(n_critics=3, d_hidden=16, **NARROW)
-    critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9, 0.5), d_state=4)
-    state, action = torch.randn(5, 4), torch.rand(2, 5, 2, 2) - 0.5
-    out = critic.outputs(critic.project_state(state), action)
-    assert out.shape == (3, 2, 5, 2, 21)
-    for c, k, n, g in ((0, 1, 4, 0), (2, 0, 3, 1)):
-        x = torch.cat((state[n], critic.gamma_features[g], action[k, n, g]))
-        for i, (w, b) in enumerate(zip(critic.weights, critic.biases, strict=True)):
-            x = (F.leaky_relu(x, 0.01) if i else x) @ w[c] + b[c, 0]
-        torch.testing.assert_close(out[c, k, n, g], x, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["multi_binary", "multi_discrete"])
@@ -196,57 +160,6 @@ def test_straight_through_actions_find_a_known_value_by_dpg(
 
 
 # -------------------------------------------------------------------------------------- privileged
-
-
-def _privileged_spaces(kind: str) -> Spaces:
-    action = ActionSpace(kind="discrete", n=4, start=1)
-    if kind == "continuous":
-        action = ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
-    return Spaces(
-        observations={
-            "observation": ObsSpace(shape=(3,), dtype="float32"),
-            "truth": ObsSpace(shape=(2,), dtype="float32", role="critic"),
-        },
-        action=action,
-    )
-
-
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_only_critics_see_what_is_privileged(make_config, make_batch, kind: str) -> None:
-    """It moves values and no action; a policy file neither holds nor needs it."""
-    agent = Agent(make_config(), _privileged_spaces(kind)).eval()
-    batch = make_batch(agent.spaces)
-    before = get_values(agent, batch)
-    other = dataclasses.replace(batch, obs={**batch.obs, "truth": batch.obs["truth"] + 1.0})
-    after = get_values(agent, other)
-    assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
-    states = [agent.encode(x).state_t for x in (batch, other)]
-    torch.testing.assert_close(*states)
-    policy = load_policy(save_policy(agent))
-    n = 3
-    shape = (n,) if kind == "discrete" else (n, 2)
-    policy.act(
-        {"observation": torch.randn(n, 3)},
-        torch.zeros(shape, dtype=torch.int64 if kind == "discrete" else torch.float32),
-        torch.zeros(n),
-        torch.zeros(n, dtype=torch.int64),
-        policy.initial_hidden(n),
-    )
-
-
-def test_privileged_rows_that_were_not_recorded_are_not_read(make_config, make_batch) -> None:
-    agent = Agent(make_config(), _privileged_spaces("continuous"))
-    batch = make_batch(agent.spaces)
-    results = []
-    for garbage in (0.0, torch.nan):
-        torch.manual_seed(1)
-        twin = Agent(make_config(), agent.spaces)
-        truth = torch.where(batch.timestep_mask[..., None], batch.obs["truth"], garbage)
-        torch.manual_seed(2)
-        loss, _ = twin(dataclasses.replace(batch, obs={**batch.obs, "truth": truth}))
-        results.append((loss, twin.critics.privileged_encoder.norm.moments.mean.clone()))
-    torch.testing.assert_close(results[0], results[1])
-    assert bool((results[0][1] != 0).all())
 
 
 # ---------------------------------------------------------------------------------- looking at data

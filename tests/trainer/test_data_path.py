@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,13 +21,14 @@ from amago_model.errors import SpaceError
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from tests.specs import make_rich_spec
+from tests.trainer.small_runs import loader_of, manifest_of
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache, convert
 from trainer.data.fields import Field, fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, create_snapshot, load_manifest
+from trainer.data.snapshot import DataError, LeaseKeeper, create_snapshot, load_manifest
 from trainer.recipes import recipe
 
 LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
@@ -46,21 +46,6 @@ SPECS = {
         observations={**make_rich_spec().observations, "room": Discrete(5)},
     ),
 }
-
-
-def snapshot_of(service, folder: Path, config: TrainConfig | None = None) -> Manifest:
-    config = config or TrainConfig(dataset="fake")
-    return load_manifest(service, create_snapshot(service, config, "test"), folder)
-
-
-def loader_of(service, tmp_path: Path, config: DataConfig, **options) -> Loader:
-    manifest = snapshot_of(service, tmp_path / "snapshots")
-    fields = fields_of(service.spec)
-    cache = Cache(tmp_path / "cache", 1e9, service)
-    cache.ensure(manifest, fields)
-    world = options.pop("world", 1)
-    view = open_view(cache, fields, WindowSampler(manifest, config, 0, world))
-    return Loader([view], config, **options)
 
 
 def reference(t: Trajectory, start: int, length: int, rows: int, spec: EnvSpec) -> dict:
@@ -112,7 +97,7 @@ def test_batches_equal_the_slow_reading(fake, tmp_path, spec, padding):
     by_id = {t.id: t for t in service.trajectories()}
     seen = set()
     with closing(loader_of(service, tmp_path, config)) as loader:
-        for _ in range(12):
+        for _ in range(6):
             loaded = next(loader)
             b = loaded.batch
             b.check(Spaces.of_spec(spec.to_json()))
@@ -206,7 +191,7 @@ def test_views_change_at_their_step(fake, tmp_path):
     with closing(loader):
         first = next(loader).manifest
         service.add_shard([make_trajectory(service.spec, length=30, seed=9)])
-        grown = snapshot_of(service, tmp_path / "snapshots")
+        grown = manifest_of(service, tmp_path)
         assert len(grown) == 5
         start = 1 + loader.lookahead
         cache, fields = Cache(tmp_path / "cache", 1e9, service), fields_of(service.spec)
@@ -223,7 +208,7 @@ def test_columns_equal_the_source_and_are_fetched_once(fake, tmp_path):
     """Every row of every field of every shard; a second run on this node downloads nothing."""
     spec = SPECS["discrete, image, gaps"]
     service = fake(spec, LENGTHS)
-    manifest = snapshot_of(service, tmp_path)
+    manifest = manifest_of(service, tmp_path)
     cache = Cache(tmp_path / "cache", 1e9, service)
     assert cache.ensure(manifest, fields_of(spec)) == {}
     assert service.downloads == 3
@@ -287,7 +272,7 @@ def test_two_processes_build_once(fake, tmp_path):
 def test_a_corrupt_shard_is_named_and_left_out(fake, tmp_path, caplog):
     """Cut short or of other content: quarantined with the reason; the rest trains on."""
     service = fake(None, LENGTHS)
-    manifest = snapshot_of(service, tmp_path)
+    manifest = manifest_of(service, tmp_path)
     good = service.path("sh_0000").read_bytes()
     service.path("sh_0001").write_bytes(good[: len(good) // 2])
     service.path("sh_0002").write_bytes(good)
@@ -328,7 +313,7 @@ def test_a_damaged_column_is_named_put_aside_and_built_anew(fake, tmp_path, capl
     """A disk that forgets: the file is named, kept in quarantine, and never learned from."""
     service = fake(None, [[30, 4]])
     fields = fields_of(service.spec)
-    manifest = snapshot_of(service, tmp_path)
+    manifest = manifest_of(service, tmp_path)
     Cache(tmp_path, 1e9, service).ensure(manifest, fields)
     files = sorted((tmp_path / "columns" / "sh_0000").glob("*.npy"))
     assert len(files) == len(fields) + 1
@@ -346,7 +331,7 @@ def test_a_damaged_column_is_named_put_aside_and_built_anew(fake, tmp_path, capl
 def test_a_full_disk_is_said_as_such(fake, tmp_path, monkeypatch):
     """It is not the shard's fault: nothing is quarantined, nothing left behind; then it goes on."""
     service = fake(None, [[30, 4]])
-    manifest = snapshot_of(service, tmp_path / "snapshots")
+    manifest = manifest_of(service, tmp_path)
     fields, cache = fields_of(service.spec), Cache(tmp_path / "cache", 1e9, service)
 
     def full(*_: object, **__: object) -> None:
@@ -360,7 +345,7 @@ def test_a_full_disk_is_said_as_such(fake, tmp_path, monkeypatch):
     assert left == [] and not [*(tmp_path / "cache" / "quarantine").iterdir()]
     assert cache.ensure(manifest, fields) == {}
     with pytest.raises(DataError, match="cannot be used"):
-        Cache(tmp_path / "snapshots" / next((tmp_path / "snapshots").iterdir()).name, 1, service)
+        Cache(next((tmp_path / "manifests").iterdir()), 1, service)
 
 
 def test_what_is_deleted_while_in_use_stays_readable(fake, tmp_path):
@@ -389,7 +374,7 @@ def test_windows_at_the_very_end_of_a_column(fake, tmp_path):
 def test_a_manifest_that_points_outside_its_columns_is_refused(fake, tmp_path):
     """Such a batch would read memory that is not ours."""
     service = fake(None, [[9, 9]])
-    manifest, fields = snapshot_of(service, tmp_path), fields_of(service.spec)
+    manifest, fields = manifest_of(service, tmp_path), fields_of(service.spec)
     cache = Cache(tmp_path / "cache", 1e9, service)
     cache.ensure(manifest, fields)
     for change in ({"row_start": manifest.row_start + 5}, {"row_start": manifest.row_start - 1}):
@@ -412,9 +397,9 @@ def test_a_shard_name_is_not_a_path(fake, tmp_path):
 def test_a_manifest_is_kept_for_the_runs_next_life(fake, tmp_path):
     """With the service gone, a resumed run still knows its snapshot, row for row."""
     service = fake(None, LENGTHS)
-    first = snapshot_of(service, tmp_path)
+    first = manifest_of(service, tmp_path)
     service.down = True
-    again = load_manifest(service, first.snapshot, tmp_path)
+    again = load_manifest(service, first.snapshot, tmp_path / "manifests")
     assert again.spec == first.spec and again.digest == first.digest
     assert (again.ids == first.ids).all() and (again.row_start == first.row_start).all()
 

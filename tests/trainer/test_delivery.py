@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from amago_model import Agent
+from amago_model import Agent, load_policy
 from amago_model.config import Spaces
 from stepwell import cli
 from stepwell._files import TEMPORARY
@@ -63,7 +63,8 @@ def opened(service, tmp_path) -> Iterator[Callable[[], Outbox]]:
 
 def publish_all(home: Path, outbox: Outbox, agent: Agent, *versions: int) -> None:
     for version in versions:
-        publish(home, outbox, "r", agent, version, {"run": "r", "number": version}, {})
+        about = {"run": "r", "number": version}
+        publish(home, outbox, "r", agent, version, about, {"training": {"seed": 1}})
 
 
 def copies(home: Path) -> set[str]:
@@ -91,7 +92,10 @@ def test_undelivered_policies_outlive_the_process_and_arrive_in_order(
     service.down, service.publish_policy = False, see
     assert opened().close(30.0)
     assert [version for version, _ in sent] == [*range(100, 1100, 100)]
-    assert sent[3][1] == {"step": 400, "metadata": {"run": "r", "number": 400}}
+    about = {"run": "r", "number": 400}
+    assert sent[3][1] == {"step": 400, "metadata": about}
+    kept = load_policy(service.published[400]).metadata
+    assert (kept["step"], kept["extra"]) == (400, about | {"training": {"seed": 1}})
     assert copies(tmp_path) == {f"{version}.safetensors" for version in (800, 900, 1000)}
     assert copy_path(tmp_path, 900).read_bytes() == service.published[900]
     assert opened().close(0.0) and len(sent) == 10

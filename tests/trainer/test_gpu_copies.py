@@ -18,14 +18,11 @@ from torch import Tensor
 
 from amago_model.data.batch import Batch
 from stepwell.testing import make_spec
-from trainer.config import DataConfig, TrainConfig
+from tests.trainer.small_runs import view_of
+from trainer.config import DataConfig
 from trainer.data import gpu_copies
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, open_view
+from trainer.data.loader import Loader
 from trainer.data.relabel import Episode, Relabeler, register
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
 
 LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
 STEPS = 40
@@ -56,13 +53,7 @@ def make_loader(fake, tmp_path) -> Callable[..., Loader]:
             services[spec.digest] = fake(spec, LENGTHS)
         service = services[spec.digest]
         config = config or DataConfig(batch=8, window=8, prefetch=2, padding="both")
-        cache = Cache(tmp_path / "cache", 1e9, service)
-        snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "t")
-        manifest = load_manifest(service, snapshot, tmp_path)
-        fields = fields_of(service.spec, config)
-        cache.ensure(manifest, fields)
-        view = open_view(cache, fields, WindowSampler(manifest, config, 0))
-        return Loader([view], config, **options)
+        return Loader([view_of(service, tmp_path, config)], config, **options)
 
     return make
 

@@ -306,13 +306,13 @@ def shaped(spec: EnvSpec, count: int) -> list[Trajectory]:
 
 
 def trained(fake, folder, spec: EnvSpec, trajectories, *words: str) -> tuple[list[str], set[str]]:
-    """The lines on the screen of a run of 250 small updates, and the keys of its alarms."""
+    """The lines on the screen of a run of 120 small updates, and the keys of its alarms."""
     service, said = fake(spec), []
     service.add_shard(trajectories)
     config = resolve(
         [
-            *("pendulum_stitch", "--dataset=fake", "--run=tried", "--updates=250", "--device=cpu"),
-            *("--data.batch=16", "--data.window=12", "--schedule.log-every=10"),
+            *("pendulum_stitch", "--dataset=fake", "--run=tried", "--updates=120", "--device=cpu"),
+            *("--data.batch=16", "--data.window=12", "--schedule.log-every=5"),
             *(
                 "--schedule.drain-timeout=5",
                 "--agent.actor.d-hidden=32",
@@ -424,7 +424,7 @@ def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
 
 
 def test_a_short_run_ends_with_why_it_was_not_checked(fake, tmp_path):
-    words = ["--updates=40", "--agent.losses.tau=1"]
+    words = ["--updates=40", "--schedule.log-every=10", "--agent.losses.tau=1"]
     said, begun = trained(fake, tmp_path, LINE, shaped(LINE, 30), *words)
     assert begun == set() and said[-4:-1] == [
         "run tried finished",
@@ -445,7 +445,7 @@ def test_actions_that_leave_the_data_ring(fake, tmp_path):
                 terminated=True, spec=LINE, id=t.id,
             )
         )  # fmt: skip
-    words = ["--agent.losses.bc-weight=0", "--agent.losses.dpg-weight=10"]
+    words = ["--agent.losses.bc-weight=0", "--agent.losses.dpg-weight=10", "--updates=250"]
     _, begun = trained(fake, tmp_path, LINE, found, *words, "--agent.losses.gamma=0.1")
     assert "actions_saturated" in begun
 

@@ -14,26 +14,13 @@ from amago_model.config import Spaces
 from collector.builtin.recall import Recall
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_spec
+from tests.trainer.small_runs import loader_of
 from trainer import checkpoint as checkpoints
 from trainer.config import DataConfig, TrainConfig
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, open_view
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
 from trainer.learner import Learner, TrainingDiverged, merge_ranks
 from trainer.recipes import recipe
 
 LENGTHS = [[5, 40, 17], [64, 9]]
-
-
-def loader_of(service, folder, data: DataConfig) -> Loader:
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "me")
-    manifest = load_manifest(service, snapshot, folder)
-    cache = Cache(folder / "cache", 1e9, service)
-    fields = fields_of(service.spec)
-    cache.ensure(manifest, fields)
-    return Loader([open_view(cache, fields, WindowSampler(manifest, data, 0))], data)
 
 
 def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
@@ -320,32 +307,6 @@ def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
     kept = [value for state in optimizer.state.values() for value in state.values()]
     assert len(kept) == 3 * len(agent.trainable_parameters())
     assert {value.device.type for value in (*agent.state_dict().values(), *kept)} == {elsewhere}
-
-
-def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
-    """Flipped bytes, a cut file, a half-written one: the newest whole one counts."""
-    learner = learner_of(recipe("pendulum_stitch"), make_spec())
-    for update in (1, 2, 3, 4):
-        checkpoints.save(tmp_path, update, learner.agent, learner.optimizer, {"config": {}}, keep=3)
-    assert [p.stem[-1] for p in sorted(tmp_path.iterdir())] == ["2", "3", "4"]
-    newest, middle, _ = sorted(tmp_path.iterdir(), reverse=True)
-    data = bytearray(newest.read_bytes())
-    data[-9] ^= 1
-    newest.write_bytes(data)
-    middle.write_bytes(middle.read_bytes()[:-1])
-    (tmp_path / ".update-000000009.safetensors.part").write_bytes(data)
-    found = checkpoints.newest(tmp_path)
-    assert found is not None and found.state["update"] == 2
-    assert f"{newest} is damaged" in caplog.text and f"{middle} cannot be read" in caplog.text
-    assert checkpoints.newest(tmp_path / "nothing") is None
-
-
-def test_a_checkpoint_of_another_agent_is_refused(tmp_path):
-    learner = learner_of(recipe("pendulum_stitch"), make_spec())
-    path = checkpoints.save(tmp_path, 1, learner.agent, learner.optimizer, {"config": {}}, keep=1)
-    other = learner_of(recipe("pendulum_stitch"), make_spec(observation=7))
-    with pytest.raises(checkpoints.CheckpointError, match="another agent.*--resume never"):
-        checkpoints.restore(checkpoints.read(path), other.agent, other.optimizer)
 
 
 # ------------------------------------------------------------------------------------ a task solved

@@ -15,14 +15,13 @@ from amago_model.config import Spaces
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_trajectory
 from tests.amago_model.cases import CASES, make
-from trainer.config import DataConfig, TrainConfig
+from tests.trainer.small_runs import loader_of
+from trainer.config import DataConfig
 from trainer.data import stream
-from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loaded, Loader, open_view
+from trainer.data.loader import Loaded
 from trainer.data.relabel import Episode, Relabeler, register
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import DataError, create_snapshot, load_manifest
+from trainer.data.snapshot import DataError
 from trainer.errors import SettingError
 
 SPEC = EnvSpec.of(
@@ -80,13 +79,7 @@ def service(fake):
 
 def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
     config = DataConfig(**{"batch": 4, "window": 6, "padding": "both", **options})
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
-    manifest = load_manifest(service, snapshot, folder / "told")
-    fields = fields_of(SPEC, config)
-    cache = Cache(folder / "cache", 1e9, service)
-    cache.ensure(manifest, fields)
-    view = open_view(cache, fields, WindowSampler(manifest, config, 0))
-    with closing(Loader([view], config)) as loader:
+    with closing(loader_of(service, folder, config)) as loader:
         found = [loader.load(step) for step in range(n)]
     for loaded in found:
         loaded.batch.check(Spaces.of_spec(SPEC.to_json()))

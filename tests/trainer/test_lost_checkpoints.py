@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from amago_model import TimestepEncoderConfig
 from stepwell.errors import from_problem
+from tests.trainer.small_runs import small_clone
 from trainer import checkpoint, publish
 from trainer.checkpoint import CheckpointError, newest
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.errors import TrainerError
 from trainer.loop import RunInfo, train
-from trainer.recipes import recipe
 
 
 @pytest.fixture
@@ -26,19 +25,11 @@ def service(fake):
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
     """Policies every 4 updates, and no checkpoint but those that come with them."""
-    plain = recipe("bc").replace(derive="off")
-    rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    return plain.replace(
-        dataset="fake",
-        run="seen",
-        device="cpu",
-        output=tmp_path / "runs",
-        updates=10,
-        agent=plain.agent.replace(timestep_encoder=rows),
-        data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
-        schedule=ScheduleConfig(
-            log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, drain_timeout=5
-        ),
+    schedule = ScheduleConfig(
+        log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, drain_timeout=5
+    )
+    return small_clone(
+        tmp_path, "seen", data=DataConfig(batch=4, window=4), updates=10, schedule=schedule
     )
 
 
@@ -55,6 +46,7 @@ class Killed(BaseException):
     """Stands for a death at a failpoint."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name",
     [

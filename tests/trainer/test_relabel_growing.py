@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import closing
@@ -11,18 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from amago_model import TimestepEncoderConfig
 from stepwell.testing import make_trajectory
-from trainer.config import DataConfig, ScheduleConfig, TrainConfig
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import Loaded, Loader, SnapshotView, open_view
+from tests.trainer import small_runs
+from trainer.config import DataConfig, ScheduleConfig
+from trainer.data.loader import Loaded, Loader, SnapshotView
 from trainer.data.relabel import Episode, Relabeler, register
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import Manifest, create_snapshot, load_manifest
+from trainer.data.snapshot import Manifest
 from trainer.data.snapshot_views import in_background
 from trainer.loop import RunInfo, train
-from trainer.recipes import recipe
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
 CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
@@ -58,15 +53,8 @@ def grow(service) -> None:
     )
 
 
-def newest(service, folder) -> Manifest:
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
-    return load_manifest(service, snapshot, folder)
-
-
 def view_of(service, folder, start: int, manifest: Manifest) -> SnapshotView:
-    cache, fields = Cache(folder / "cache", 1e9, service), fields_of(service.spec, CONFIG)
-    cache.ensure(manifest, fields)
-    return open_view(cache, fields, WindowSampler(manifest, CONFIG, 3), start)
+    return small_runs.view_of(service, folder, CONFIG, manifest=manifest, seed=3, start=start)
 
 
 def loader_of(service, folder, *views: tuple[int, Manifest], step: int = 0) -> Loader:
@@ -87,11 +75,11 @@ def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_firs
     service, tmp_path
 ):
     """And by no step before; as by a loader that knew it from the beginning, or is begun there."""
-    old = newest(service, tmp_path)
+    old = small_runs.manifest_of(service, tmp_path)
     with closing(loader_of(service, tmp_path, (0, old))) as loader:
         seen = [next(loader) for _ in range(3)]
         grow(service)
-        new = newest(service, tmp_path)
+        new = small_runs.manifest_of(service, tmp_path)
         start = 3 + loader.lookahead
         loader.add_view(view_of(service, tmp_path, start, new))
         seen += [next(loader) for _ in range(start + 6 - 3)]
@@ -107,13 +95,6 @@ def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_firs
         assert not same(undisturbed.load(start), seen[start])
 
 
-def curve(folder, key: str) -> dict[int, float]:
-    """The last value logged for each update."""
-    lines = (folder / "grow" / "metrics.jsonl").read_text().splitlines()
-    points = [json.loads(line) for line in lines]
-    return {p["step"]: p["value"] for p in points if p["key"] == key}
-
-
 def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeypatch):
     """Trajectories arrive while it trains; resumed without a service it sees what it saw."""
 
@@ -123,19 +104,11 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
 
     # So that the step of the switch is known here.
     monkeypatch.setattr("trainer.data.snapshot_views.in_background", at_once)
-    plain = recipe("bc").replace(derive="off")
-    rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    config = plain.replace(
-        dataset="fake",
-        run="grow",
-        device="cpu",
-        output=tmp_path,
-        updates=30,
-        agent=plain.agent.replace(timestep_encoder=rows),
-        data=CONFIG.replace(refresh_every=5, cache=tmp_path / "cache"),
-        schedule=ScheduleConfig(
-            log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, drain_timeout=0.1
-        ),
+    schedule = ScheduleConfig(
+        log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, drain_timeout=0.1
+    )
+    config = small_runs.small_clone(
+        tmp_path, "grow", data=CONFIG.replace(refresh_every=5), updates=30, schedule=schedule
     )
     said: list[str] = []
 
@@ -146,8 +119,8 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
 
     train(config, service, RunInfo(), hear)
     assert "from update 11 on: 6 trajectories, 34 steps (before: 4 trajectories, 24 steps)" in said
-    whole = {key: curve(tmp_path, key) for key in ("loss/total", "data/sample_checksum")}
-    seen = curve(tmp_path, "data/trajectories")
+    whole = small_runs.curves(tmp_path, "grow")
+    seen = whole["data/trajectories"]
     assert [seen[update] for update in (1, 11, 12, 30)] == [4, 4, 6, 6]
 
     checkpoints = sorted((tmp_path / "grow" / "checkpoints").iterdir())
@@ -156,6 +129,6 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
     (tmp_path / "grow" / "metrics.jsonl").unlink()
     service.down = True
     train(config.replace(resume="must"), service, RunInfo(), said.append)
-    for key, values in whole.items():
-        again = curve(tmp_path, key)
-        assert again == {update: values[update] for update in range(10, 31)}
+    again = small_runs.curves(tmp_path, "grow")
+    for key in ("loss/total", "data/sample_checksum"):
+        assert again[key] == {update: whole[key][update] for update in range(10, 31)}

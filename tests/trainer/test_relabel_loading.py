@@ -13,14 +13,14 @@ import torch
 from amago_model.config import Spaces
 from amago_model.data.batch import Batch
 from stepwell import Box, Discrete, EnvSpec, Trajectory
-from trainer.config import DataConfig, SettingError, TrainConfig
-from trainer.data.cache import Cache
+from tests.trainer import small_runs
+from trainer.config import DataConfig, SettingError
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, open_view
+from trainer.data.loader import Loader
 from trainer.data.relabel import Episode, Relabeler, make_relabelers, register, registered
 from trainer.data.relabel.sampling import generator
 from trainer.data.sampler import WindowSampler, philox, start_range, uniform_int
-from trainer.data.snapshot import DataError, create_snapshot, load_manifest
+from trainer.data.snapshot import DataError
 from trainer.options import resolve
 
 SPEC = EnvSpec.of(
@@ -112,13 +112,7 @@ def service(fake):
 
 def loader_of(service, folder: Path, *relabel: str, step=0, rank=0, world=1, **options) -> Loader:
     config = DataConfig(**{"batch": 8, "window": 6, "relabel": relabel, **options})
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
-    manifest = load_manifest(service, snapshot, folder / "snapshots")
-    columns = fields_of(service.spec, config)
-    cache = Cache(folder / "cache", 1e9, service)
-    cache.ensure(manifest, columns)
-    view = open_view(cache, columns, WindowSampler(manifest, config, 3, world))
-    return Loader([view], config, step=step, rank=rank)
+    return small_runs.loader_of(service, folder, config, step=step, rank=rank, world=world, seed=3)
 
 
 def same(one: Batch, other: Batch, rows: slice = slice(None)) -> bool:
@@ -323,7 +317,7 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
     flags = ["--data.relabel", "mazerunner:strategy=all", "hindsight"]
     config = resolve([*words, *flags]).config.data
     assert config.relabel == ("mazerunner:strategy=all", "hindsight")
-    manifest = load_manifest(*_snapshot(fake(SPEC, [[5, 6]])), tmp_path)
+    manifest = small_runs.manifest_of(fake(SPEC, [[5, 6]]), tmp_path)
     sums = {
         WindowSampler(manifest, config.replace(relabel=r), 0).checksum(0)
         for r in ((), config.relabel, config.relabel[:1])
@@ -331,10 +325,6 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
     assert len(sums) == 3
     with pytest.raises(SettingError, match="epochs: .*data.relabel"):
         DataConfig(epochs=True, draw="windows", relabel=("hindsight",))
-
-
-def _snapshot(service):
-    return service, create_snapshot(service, TrainConfig(dataset="fake"), "test")
 
 
 @pytest.mark.parametrize(

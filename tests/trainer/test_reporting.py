@@ -9,17 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from amago_model import Agent, load_policy
-from amago_model.config import Spaces
 from stepwell import Box, Discrete, EnvSpec, Trajectory
-from stepwell.errors import Conflict, ServiceUnreachable, from_problem
+from stepwell.errors import ServiceUnreachable
 from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
-from stepwell.testing import make_spec, make_trajectory, wait_until
+from stepwell.testing import make_trajectory, wait_until
 from trainer.loop import RunInfo, train
 from trainer.options import resolve
-from trainer.publish import publish
-from trainer.recipes import recipe
 from trainer.run_log import RunLog
 
 
@@ -220,44 +216,6 @@ def test_warnings_of_our_modules_are_in_the_log(service, run_log):
         logging.getLogger("trainer").removeHandler(log)
     assert log.deliver(10.0)
     assert said(service) == ["error: update 7 skipped"]
-
-
-@pytest.fixture
-def agent() -> Agent:
-    return Agent(recipe("bc").agent, Spaces.of_spec(make_spec().to_json()))
-
-
-def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, opened, tmp_path):
-    """Published during an outage: kept at home, delivered later, loadable."""
-    service.down = True
-    outbox, extra = opened(), {"training": {"seed": 1}}
-    publish(tmp_path, outbox, "r", agent, 10, {"run": "r"}, extra)
-    assert not outbox.close(0.05) and not service.published
-    service.down = False
-    outbox = opened()
-    publish(tmp_path, outbox, "r", agent, 20, {"run": "r"}, extra)
-    assert outbox.close(10.0)
-    wait_until(lambda: set(service.published) == {10, 20})
-    policy = load_policy(service.published[20])
-    assert policy.metadata["extra"] == {"run": "r", "training": {"seed": 1}}
-    assert policy.metadata["step"] == 20
-    assert load_policy(tmp_path / "policies/20.safetensors").config == agent.config
-
-
-def test_a_version_that_exists_does_not_stop_the_run(service, agent, opened, tmp_path, caplog):
-    """Another life published other bytes under this version: they stay, and it is said."""
-    problem = {"status": 409, "title": "Conflict", "code": "conflict", "detail": "exists"}
-    error = from_problem(problem)
-    assert isinstance(error, Conflict)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    service.publish_policy = refuse
-    outbox = opened()
-    publish(tmp_path, outbox, "r", agent, 1, {}, {})
-    assert not outbox.close(10.0) and not outbox.pending and outbox.rejected == 1
-    assert "rejected" in caplog.text and "exists" in caplog.text
 
 
 def test_heartbeats_carry_numbers_out_and_commands_in(service):

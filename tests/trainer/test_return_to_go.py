@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,10 @@ import pytest
 from amago_model import load_policy
 from stepwell._settings import override
 from stepwell.testing import make_spec
+from tests.trainer.small_runs import loader_of
 from tests.trainer.test_derived_settings import make_profile
-from trainer.config import DataConfig, SettingError, SourceConfig, TrainConfig
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, open_view
+from trainer.config import DataConfig, SettingError, SourceConfig
 from trainer.data.relabel import Episode, Relabeler, register
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
 from trainer.derive.derived import apply_settings
 from trainer.derive.rules import RETURN_SPREAD, derive_settings
 from trainer.main import main
@@ -45,16 +40,6 @@ class DoubleAndCut(Relabeler):
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
         cut = episode.terminated_at(1 + 2 * len(episode) // 3)
         return cut.replace(reward=2 * cut.reward)
-
-
-def loader_of(service, folder: Path, config: DataConfig, **options) -> Loader:  # type: ignore[no-untyped-def]
-    manifest = load_manifest(
-        service, create_snapshot(service, TrainConfig(dataset="fake"), "test"), folder / "sn"
-    )
-    cache, fields = Cache(folder / "cache", 1e9, service), fields_of(service.spec)
-    cache.ensure(manifest, fields)
-    view = open_view(cache, fields, WindowSampler(manifest, config, 0), **options)
-    return Loader([view], config)
 
 
 @pytest.mark.parametrize("padding", ["none", "both", "right"])

@@ -6,31 +6,27 @@ import numpy as np
 import pytest
 
 from stepwell import Box, Discrete, EnvSpec, Trajectory
-from trainer.config import DataConfig, TrainConfig
-from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
-from trainer.data.loader import open_view
-from trainer.data.returns import data_returns, returns_to_go
-from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
+from tests.trainer.small_runs import view_of
+from trainer.config import DataConfig
+from trainer.data.returns import data_returns, margin_of_returns, returns_to_go
 
 SPEC = EnvSpec.of(Box((1,)), Discrete(2))
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99])
 def test_returns_to_go_equal_the_slow_sum(gamma):
     rng = np.random.default_rng(0)
     length = np.array([1, 5, 2, 33, 1])
-    reward, after = rng.normal(size=length.sum()), rng.normal(size=len(length))
+    reward, ends = rng.normal(size=length.sum()), np.array([True, False, True, False, False])
     want, first = [], 0
-    for n, value in zip(length, after, strict=True):
-        back = []
+    for n, end in zip(length, ends, strict=True):
+        back, value = [], 0.0 if end else reward[first : first + n].mean() / (1 - gamma)
         for r in reward[first : first + n][::-1]:
             value = r + gamma * value
             back.append(value)
         want += back[::-1]
         first += n
-    np.testing.assert_allclose(returns_to_go(reward, length, gamma, after), want, rtol=1e-9)
+    np.testing.assert_allclose(returns_to_go(reward, length, gamma, ends), want, rtol=1e-9)
 
 
 def returns_of(fake, folder, plays, gamma, **options):
@@ -49,13 +45,9 @@ def returns_of(fake, folder, plays, gamma, **options):
             for rewards, terminated in plays
         ]
     )
-    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "me")
-    manifest = load_manifest(service, snapshot, folder)
-    cache, fields = Cache(folder / "cache", 1e9, service), fields_of(SPEC)
-    cache.ensure(manifest, fields)
-    view = open_view(cache, fields, WindowSampler(manifest, DataConfig(batch=1), 0))
+    view = view_of(service, folder, DataConfig(batch=1))
     rewards = next(column for column in view.columns if column.field.name == "reward")
-    return data_returns(manifest, rewards, gamma, **options)
+    return data_returns(view.manifest, rewards, gamma, **options)
 
 
 def test_a_termination_ends_a_return_and_a_truncation_goes_on(fake, tmp_path):
@@ -82,3 +74,8 @@ def test_usual_returns_are_those_without_the_extreme_twentieths(fake, tmp_path):
     assert returns_of(fake, tmp_path / "a", rare, 0.9).usual == (0.0, 1.0)
     usual = returns_of(fake, tmp_path / "b", rare[:5] + rare[-5:], 0.9).usual
     assert usual[0] < -100 and usual[1] > 100
+
+
+@pytest.mark.parametrize(("certain", "margin"), [(True, 0.5), (False, 2.5)])
+def test_truncations_leave_a_wider_margin_around_the_returns(certain, margin):
+    assert margin_of_returns(-1.0, 4.0, certain=certain) == pytest.approx(margin)

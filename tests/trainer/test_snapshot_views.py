@@ -18,17 +18,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from amago_model import TimestepEncoderConfig
 from stepwell.errors import Gone, ServiceUnreachable, from_problem
 from stepwell.testing import make_trajectory, wait_until
-from trainer.config import DataConfig, ScheduleConfig, TrainConfig
+from tests.trainer.small_runs import small_clone
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.columns import MappedColumns
 from trainer.data.loader import Loader
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.loop import RunInfo, train
-from trainer.recipes import recipe
 
 CPU = torch.device("cpu")
 
@@ -259,6 +258,7 @@ def test_nothing_new_changes_nothing(service, begun):
     assert train_on(data, loader, update, lambda: False)[1] and len(data.manifest) == 4
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "error", [ServiceUnreachable("odd"), MemoryError("odd"), SystemExit("odd"), KeyError("odd")]
 )
@@ -398,18 +398,7 @@ def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path)
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    plain = recipe("bc").replace(derive="off")
-    rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    return plain.replace(
-        dataset="fake",
-        run="hurt",
-        device="cpu",
-        output=tmp_path / "runs",
-        updates=6,
-        agent=plain.agent.replace(timestep_encoder=rows),
-        data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
-        schedule=ScheduleConfig(log_every=1, checkpoint_every=0, publish_every=0, drain_timeout=5),
-    )
+    return small_clone(tmp_path, "hurt", data=DataConfig(batch=4, window=4), updates=6)
 
 
 HARM = {

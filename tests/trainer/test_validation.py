@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
-from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 
 from stepwell.testing import make_spec, make_trajectory
+from tests.trainer.small_runs import curves, loader_of, manifest_of
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import create_snapshot, load_manifest
 from trainer.data.validation import hold_back, validation_interval, validation_sampler
 from trainer.errors import SettingError
 from trainer.loop import RunInfo, train
@@ -41,12 +39,8 @@ def trajectory(number: int):
     return make_trajectory(SPEC, length=3 + number % 7, seed=number, id=id_)
 
 
-def manifest_of(service, folder, sources: int = 0):
-    config = TrainConfig(dataset="fake")
-    if sources:
-        each = tuple({"select": "fake", "share": 1 / sources} for _ in range(sources))
-        config = TrainConfig(sources=each)
-    return load_manifest(service, create_snapshot(service, config, "me"), folder)
+def mixed(sources: int) -> TrainConfig:
+    return TrainConfig(sources=({"select": "fake", "share": 1 / sources},) * sources)
 
 
 def ids(manifest) -> set[str]:
@@ -81,7 +75,7 @@ def test_little_data_is_all_trained_on(fake, tmp_path):
     few = manifest_of(serving(fake, 19), tmp_path)
     assert hold_back(few, 0.5) == (few, None)
     # In a mixture this holds for each source, for trajectories in other sources, too.
-    mixture = manifest_of(serving(fake, 59), tmp_path, sources=3)
+    mixture = manifest_of(serving(fake, 59), tmp_path, mixed(3))
     trained, held = hold_back(mixture, 0.5)
     small = np.flatnonzero(np.bincount(mixture.component) < 20)
     assert small.tolist() == [2] and set(held.component.tolist()) == {0, 1}
@@ -104,7 +98,7 @@ def test_of_enough_trajectories_at_least_one_is_held_back_and_none_that_was_trai
         assert len(ids(its)) == 1 and not ids(its) & ids(trained)
         trained = grown
     assert ids(its) != ids(held)  # else the loop would show nothing
-    _, held = hold_back(manifest_of(serving(fake, 40), tmp_path / "two", sources=2), 0.001)
+    _, held = hold_back(manifest_of(serving(fake, 40), tmp_path / "two", mixed(2)), 0.001)
     assert len(ids(held)) == 1
 
 
@@ -129,12 +123,8 @@ def test_validation_windows_are_the_same_for_each_seed_and_of_held_back_data(fak
 
 @pytest.mark.parametrize("filtering", [False, True])
 def test_validating_changes_nothing_and_is_a_mean_over_all_batches(fake, tmp_path, filtering):
-    service = serving(fake, 60)
-    manifest = manifest_of(service, tmp_path)
-    cache, fields = Cache(tmp_path / "cache", 1e9, service), fields_of(SPEC)
-    cache.ensure(manifest, fields)
     data = DataConfig(batch=6, window=5, padding="both")
-    loader = Loader([open_view(cache, fields, WindowSampler(manifest, data, 0))], data)
+    loader = loader_of(serving(fake, 60), tmp_path, data)
     batches = [loader.load(step).batch for step in range(3)]
     config = recipe("pendulum_stitch" if filtering else "bc")
     losses = config.agent.losses.replace(
@@ -156,14 +146,6 @@ def test_validating_changes_nothing_and_is_a_mean_over_all_batches(fake, tmp_pat
         counts = [float(learner.agent.loss_counts(batch)["bc"]) for batch in batches]
         assert len(set(counts)) > 1
         assert first["loss/bc"] == pytest.approx(np.average(each, weights=counts), rel=1e-5)
-
-
-def curves(folder, run) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in (folder / run / "metrics.jsonl").read_text().splitlines():
-        point = json.loads(line)
-        found[point["key"]][point["step"]] = point["value"]
-    return found
 
 
 def trained(service, folder, run: str, *words: str) -> list[str]:

@@ -50,9 +50,7 @@ def data_returns(
     chosen = np.arange(0, len(manifest), stride)
     reward = np.concatenate([rewards.trajectory(int(i)) for i in chosen]).astype(np.float64)
     length = manifest.length[chosen]
-    mean = np.add.reduceat(reward, np.cumsum(length) - length) / length
-    after = np.where(manifest.terminated[chosen], 0.0, mean / (1.0 - gamma))
-    found = returns_to_go(reward, length, gamma, after)
+    found = returns_to_go(reward, length, gamma, manifest.terminated[chosen])
     low, high = float(found.min()), float(found.max())
     near = 1e-6 * max(abs(low), abs(high))
     extreme = (found <= low + near) | (found >= high - near)
@@ -61,18 +59,29 @@ def data_returns(
     return DataReturns(low, high, float(found.std()), at_extremes, (float(p5), float(p95)))
 
 
-def returns_to_go(reward: Floats, length: Ints, gamma: float, after: Floats) -> Floats:
+def margin_of_returns(low: float, high: float, *, certain: bool) -> float:
+    """How far values may lie outside the returns of the data: a better policy exceeds them, and
+    unless most are `certain`, truncations hide what comes after."""
+    return (0.1 if certain else 0.5) * (high - low)
+
+
+def returns_to_go(
+    reward: Floats, length: Ints, gamma: float, terminated: NDArray[np.bool_]
+) -> Floats:
     """The discounted return of every step.
 
     Args:
         reward: [M] rewards of consecutive trajectories.
         length: [n] their lengths, which sum to M.
-        after: [n] the value after each trajectory's last step.
+        gamma: the discount, below 1.
+        terminated: [n] whether they end in a termination; others go on with their mean reward.
 
     Returns:
         [M]. Computed by doubling: y[t] + gamma^k y[t + k] for k = 1, 2, 4, … covers 2k rewards.
     """
     end = np.cumsum(length)
+    mean = np.add.reduceat(reward, end - length) / length
+    after = np.where(terminated, 0.0, mean / (1.0 - gamma))
     y = reward.astype(np.float64)
     y[end - 1] += gamma * after
     left = np.repeat(end, length) - np.arange(len(y)) - 1  # steps after this one

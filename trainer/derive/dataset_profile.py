@@ -210,11 +210,9 @@ class DatasetProfile:
 
     def _block_means(self, block: int) -> list[Floats]:
         """The mean rewards of each `block` steps of each trajectory."""
-        length = self.sampled_length.astype(np.int64)
-        starts = np.cumsum(length) - length
         return [
             self.reward[start : start + n * block].reshape(n, block).mean(axis=1)
-            for start, n in zip(starts, length // block, strict=True)
+            for start, n in zip(self._starts, self._length // block, strict=True)
         ]
 
     def discounted(self, gamma: float) -> ReturnRange:
@@ -256,9 +254,7 @@ class DatasetProfile:
         return float(np.corrcoef(length, returns)[0, 1])
 
     def _returns_to_go(self, gamma: float) -> Floats:
-        mean = self.sampled_returns / self._length
-        after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))
-        return returns_to_go(self.reward, self._length, gamma, after)
+        return returns_to_go(self.reward, self._length, gamma, self.sampled_terminated > 0)
 
     def outliers(self, gamma: float) -> NDArray[np.bool_]:
         """[n] which sampled trajectories have discounted returns that are far from the others.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell._wording import pluralize
-from trainer.data.returns import NEGLIGIBLE, Floats
+from trainer.data.returns import NEGLIGIBLE, Floats, margin_of_returns
 from trainer.derive.dataset_profile import DatasetProfile, ReturnRange
 from trainer.derive.derived import Derived
 
@@ -33,11 +33,10 @@ def reward_settings(p: DatasetProfile, gamma: float) -> list[Derived]:
     most = f"most of them within {returns.p95 - returns.p5:.4g}"
     if returns.spread > returns.p95 - returns.p5:
         most += f", and a fifth of their range is {returns.spread:.4g}"
-    # Truncated episodes hide what comes after, and better policies exceed the data.
-    share = 0.1 if p.terminated > 0.5 or p.sparse else 0.5
-    margin = share * (returns.high - returns.low)
+    certain = p.terminated > 0.5 or p.sparse
+    margin = margin_of_returns(returns.low, returns.high, certain=certain)
     low, high = _round(returns.low - margin, returns), _round(returns.high + margin, returns)
-    bounds = f"{extent}; a margin of {share:.0%}"
+    bounds = f"{extent}; a margin of {margin / (returns.high - returns.low):.0%}"
     return [
         Derived(
             "agent.losses.reward_multiplier",

@@ -30,7 +30,7 @@ from trainer.data.cache import Cache
 from trainer.data.columns import gather
 from trainer.data.fields import fields_of
 from trainer.data.loader import SnapshotView, open_view
-from trainer.data.returns import data_returns, returns_to_go
+from trainer.data.returns import data_returns, margin_of_returns, returns_to_go
 from trainer.data.sampler import Windows
 from trainer.data.snapshot import (
     DataError,
@@ -71,12 +71,11 @@ class RunData:
         return [int(n) for n in self.view.manifest.length[rows]]
 
     def bounds(self, gamma: float) -> tuple[float, float]:
-        """The possible discounted returns: those of the data and a margin, as derived settings
-        have it (returns that a truncation cuts off are uncertain)."""
+        """The possible discounted returns: those of the data and a margin."""
         manifest = self.view.manifest
         returns = data_returns(manifest, self._column("reward"), gamma)
-        share = 0.1 if manifest.terminated.mean() > 0.5 else 0.5
-        margin = share * (returns.high - returns.low)
+        certain = bool(manifest.terminated.mean() > 0.5)
+        margin = margin_of_returns(returns.low, returns.high, certain=certain)
         return returns.low - margin, returns.high + margin
 
     def value(self, gamma: float) -> float:
@@ -85,10 +84,9 @@ class RunData:
         manifest, rewards = self.view.manifest, self._column("reward")
         found = []
         for index in np.flatnonzero(self.initial):
-            reward = rewards.trajectory(int(index)).astype(np.float64)
-            after = 0.0 if manifest.terminated[index] else reward.mean() / (1.0 - gamma)
-            length = manifest.length[index : index + 1]
-            found.append(returns_to_go(reward, length, gamma, np.array([after]))[0])
+            reward, one = rewards.trajectory(int(index)).astype(np.float64), [index]
+            ends = manifest.terminated[one]
+            found.append(returns_to_go(reward, manifest.length[one], gamma, ends)[0])
         return float(np.mean(found))
 
     @property
