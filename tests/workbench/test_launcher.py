@@ -364,14 +364,7 @@ def launcher_process(own, tmp_path):
     def start(*args):
         env = {**os.environ, "STEPWELL_URL": own.url, "OMP_NUM_THREADS": "1"}
         env["PYTHONPATH"] = str(ROOT)
-        command = [
-            sys.executable,
-            "-m",
-            "stepwell.cli",
-            "launcher",
-            "--data",
-            str(tmp_path / "data"),
-        ]
+        command = [sys.executable, "-m", "stepwell.cli", "launcher", "--data", tmp_path / "data"]
         with (tmp_path / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--poll", "0.1", *args], env=env, cwd=tmp_path, stderr=log
@@ -465,7 +458,7 @@ def log_of(tmp_path, made):
 
 def test_a_cancelled_launch_ends_its_collector_cleanly(api, launcher_process, name):
     made = api.create_launch("collect", args={**PENDULUM, "dataset": name, "run": f"{name}-run"})
-    launcher_process()
+    launcher_process("--roles", "collect")
     until(lambda: any(w.run == f"{name}-run" and w.state == "running" for w in api.workers()))
     api.cancel_launch(made.id)
     until(lambda: api.run(f"{name}-run").status == "stopped")
@@ -478,14 +471,14 @@ def test_a_cancelled_launch_ends_its_collector_cleanly(api, launcher_process, na
 def test_a_killed_launcher_finds_its_collector_again(api, launcher_process, name):
     """SIGKILL for the launcher: the collector plays on; the next launcher answers for it."""
     made = api.create_launch("collect", args={**PENDULUM, "dataset": name})
-    first = launcher_process()
+    first = launcher_process("--roles", "collect")
     wait_state(api, made, "running")
     collector = until(lambda: next((w for w in api.workers() if w.role == "collect"
                                     and w.run == api.launch(made.id).run), None))  # fmt: skip
     first.kill()
     first.wait()
     assert running(collector.pid)
-    second = launcher_process()
+    second = launcher_process("--roles", "collect")
     until(lambda: any(w.role == "launcher" and w.pid == second.pid for w in api.workers()))
     assert api.launch(made.id).state == "running"
 
@@ -797,11 +790,11 @@ def test_the_page_for_operators_lists_what_is_decided_by_name():
 
 
 def test_one_directory_has_one_launcher_and_one_name(own, launcher_process, api, tmp_path):
-    first = launcher_process()
+    first = launcher_process("--roles", "collect")
     path = tmp_path / "data" / "launcher.json"
     until(path.exists)
     chosen = json.loads(path.read_text())["name"]
-    second = launcher_process()
+    second = launcher_process("--roles", "collect")
     assert second.wait(120) == 1
     assert "another launcher uses" in (tmp_path / "launcher.log").read_text()
     until(lambda: any(w.id == chosen for w in api.workers()))
