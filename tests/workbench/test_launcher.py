@@ -456,8 +456,11 @@ def test_a_cancelled_launch_ends_its_collector_cleanly(api, launcher_process, na
 
 
 def test_a_killed_launcher_finds_its_collector_again(api, launcher_process, name):
-    """SIGKILL for the launcher: the collector plays on; the next launcher answers for it."""
-    made = api.create_launch("collect", args={**PENDULUM, "dataset": name})
+    """SIGKILL for the launcher: the collector stays; the next launcher answers for it."""
+    waits = {"policy": f"{name}-trainer", "wait_for_policy": True}
+    made = api.create_launch(
+        "collect", args={**PENDULUM, "random": False, **waits, "dataset": name}
+    )
     first = launcher_process("--roles", "collect")
     wait_state(api, made, "running")
     collector = until(lambda: next((w for w in api.workers() if w.role == "collect"
