@@ -21,6 +21,7 @@ from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell import Client
 from stepwell._outbox_folder import entries
 from stepwell._settings import flatten
+from stepwell.client import ROLES
 from stepwell.errors import NotFound
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
@@ -522,7 +523,7 @@ class Running:
     def __init__(self, url, data, name, **options):
         self.folder = LauncherFolder(data)
         self.folder.make()
-        chosen = {"roles": launch_permissions.ROLES, "capacity": 1, "plugins": (), "poll": 0.05}
+        chosen = {"roles": ROLES, "capacity": 1, "plugins": (), "poll": 0.05}
         self.launcher = Launcher(
             Options(name=name, folder=self.folder, **{**chosen, "grace": 20.0, **options}),
             Client(url, timeout=2.0, retry_for=0.0),

@@ -25,10 +25,9 @@ from stepwell._exit_message import fail
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
 from stepwell._signals import stop_signals
-from stepwell.client import Client
+from stepwell.client import ROLES, Client
 from stepwell.errors import InvalidData, StepwellError
 
-ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 # Short, because the loop repeats failed calls and an unresponsive service must not delay processes.
 TIMEOUT = 5.0
