@@ -307,7 +307,7 @@ def test_saved_queries(run, ask, dataset, name):
     assert name in [q["name"] for q in ask("sql", "--list")]
     status, _, err = run("sql", "--saved", name, "select 1")
     assert status == 2 and "expected no other" in err
-    assert run("sql", "--delete", name)[0] == 0
+    assert ask("sql", "--delete", name) == {"removed": name}
     status, _, err = run("sql", "--saved", name)
     assert status == 1 and "there is no saved query" in err
 

@@ -238,13 +238,18 @@ CLEAN: dict[str, tuple[Callable[[np.random.Generator], Episode], EnvSpec]] = {
     "attempts": (attempts, EnvSpec.of(Box((2,)), Discrete(2))),
 }
 EPISODES = 40
+TRAINING = 36
+"""The others, the first ones, are for evaluation."""
 
 
 def make(name: str, seed: int = 0) -> list[Episode]:
-    """The episodes of a clean dataset; the first four are for evaluation."""
+    """The episodes of a clean dataset."""
     rng = np.random.default_rng(seed)
     episodes = [CLEAN[name][0](rng) for _ in range(EPISODES)]
     for number, episode in enumerate(episodes):
-        episode |= {"purpose": "eval" if number < 4 else "train", "seed": 1000 + number}
+        episode |= {
+            "purpose": "eval" if number < EPISODES - TRAINING else "train",
+            "seed": 1000 + number,
+        }
         episode["episode_id"] = f"{name}-{number}"
     return episodes

@@ -22,6 +22,14 @@ from workbench.analysis.lineage import (
 SPEC = EnvSpec.of(Box((1,)), Discrete(2), env="Toy-v0")
 
 
+def play(client: Client, dataset: str, reward: float = 1.0, **more: str) -> str:
+    """Store a trajectory of two steps; its id."""
+    return client.add(
+        dataset, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
+        rewards=np.full(2, reward, np.float32), terminated=True, **more,
+    ).id  # fmt: skip
+
+
 @pytest.fixture
 def family(client: Client, name: str) -> str:
     """old -> run a -> new -> run b, and a stranger."""
@@ -34,10 +42,7 @@ def family(client: Client, name: str) -> str:
     client.create_run(f"{name}-b", "train", config={"sources": [{"select": select, "share": 0.5}]})
     client.publish_policy(f"{name}-a", 3, b"weights", step=3)
     for policy, dataset in ((f"{name}-a/3", f"{name}-new"), ("", f"{name}-old")):
-        client.add(
-            dataset, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-            rewards=np.ones(2, np.float32), terminated=True, policy=policy, source="a file",
-        )  # fmt: skip
+        play(client, dataset, policy=policy, source="a file")
     return name
 
 
@@ -101,10 +106,7 @@ def test_what_was_deleted_is_named(client: Client, family: str) -> None:
 def test_a_run_that_feeds_itself_is_a_cycle(client: Client, name: str) -> None:
     client.create_dataset(name, SPEC)
     client.create_run(name, "train", config={"dataset": name})
-    client.add(
-        name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-        rewards=np.ones(2, np.float32), terminated=True, policy=f"{name}/1",
-    )  # fmt: skip
+    play(client, name, policy=f"{name}/1")
     found = read_lineage(client).around(f"run:{name}")
     assert sorted((e.of, e.made) for e in found.edges) == [
         (f"dataset:{name}", f"run:{name}"), (f"run:{name}", f"dataset:{name}")
@@ -153,19 +155,12 @@ def test_the_trajectories_of_a_run_are_those_of_its_snapshots(
     client: Client, service, name: str, tmp_path, capsys
 ) -> None:
     """Not those of its dataset: what a condition leaves out, or what came later, was never seen."""
-
-    def add(reward: float) -> str:
-        return client.add(
-            name, obs=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64),
-            rewards=np.full(2, reward, np.float32), terminated=True,
-        ).id  # fmt: skip
-
     client.create_dataset(name, SPEC)
-    good, bad = add(1.0), add(-1.0)
+    good, bad = play(client, name), play(client, name, -1.0)
     first = client.create_snapshot(dataset=name, where="return > 0")
-    better = add(2.0)
+    better = play(client, name, 2.0)
     second = client.create_snapshot(dataset=name, where="return > 0", since=first.id)
-    later = add(3.0)
+    later = play(client, name, 3.0)
     run = f"{name}-run"
     client.create_run(run, "train", config={"dataset": name, "where": "return > 0"})
     client.patch_run(run, snapshots=[first.id, second.id])

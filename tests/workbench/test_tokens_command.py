@@ -9,7 +9,7 @@ from stepwell.cli import main
 from workbench.commands.tokens import quota
 
 
-def test_tokens_are_created_listed_revoked_and_audited(fresh_service, capsys) -> None:
+def test_tokens_are_created_listed_limited_revoked_and_audited(fresh_service, capsys) -> None:
     def ask(*words: str, token: str | None = None, status: int = 0) -> str:
         given = ["--token", token] if token else []
         assert main(["tokens", *words, "--url", fresh_service.url, *given]) == status
@@ -33,15 +33,7 @@ def test_tokens_are_created_listed_revoked_and_audited(fresh_service, capsys) ->
     assert [e["action"] for e in entries] == ["token.revoke", "token.create", "token.create"]
     assert entries[0]["who"] != "local" and entries[-1]["who"] == "local"
 
-
-def test_quotas_are_given_changed_and_taken_away(fresh_service, capsys) -> None:
-    def ask(*words: str, token: str | None = None) -> str:
-        given = ["--token", token] if token else []
-        assert main(["tokens", *words, "--url", fresh_service.url, *given]) == 0
-        return capsys.readouterr().out
-
-    admin = ask("create", "me", "admin").split()[0]
-    words = ("robot", "ingest", "--bytes-per-day", "10G", "--requests-per-minute", "600")
+    words = ("cheap", "ingest", "--bytes-per-day", "10G", "--requests-per-minute", "600")
     robot = json.loads(ask("create", *words, "--json", token=admin))
     assert (robot["bytes_per_day"], robot["requests_per_minute"]) == (10**10, 600)
     assert "10.0 GB/day, 600/min" in ask("list", token=admin)

@@ -5,10 +5,8 @@ A folder that `stepwell export --format parquet` wrote is read here, and sent as
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn
 
@@ -16,7 +14,6 @@ from stepwell import terminal
 from stepwell._folders import is_export
 from stepwell._progress import CommandProgress
 from stepwell._wording import pluralize
-from stepwell.client import Client
 from stepwell.import_options import ARRAY_ROLES, COLUMN_ROLES, OPTIONS
 from stepwell.messages import FORMATS, PARTIALLY_OBSERVABLE
 
@@ -99,27 +96,15 @@ def main(argv: list[str] | None = None) -> int:
         DownloadColumn(),
         quiet=args.json,
     )
-    if is_export(args.file):
-        if options:
-            parser.error("a folder of stepwell export has no --option and no --columns")
-        with terminal.connect(args) as client, bar:
-            sending = bar.add_task("sending", total=None)
-            job = client.upload(
-                args.dataset,
-                args.file,
-                partition=args.partition,
-                create=not args.no_create,
-                env=args.env,
-                progress=lambda done, total: bar.update(sending, completed=done, total=total),
-            )
-            _tag_partially_observable(client, args)
-        return _show(args, job.result, job.result or {})
+    exported = is_export(args.file)
+    if exported and options:
+        parser.error("a folder of stepwell export has no --option and no --columns")
     with terminal.connect(args) as client, bar:
-        sending = bar.add_task("uploading", total=None)
+        sending = bar.add_task("sending" if exported else "uploading", total=None)
         job = client.upload(
             args.dataset,
             args.file,
-            format=args.format,
+            format=None if exported else args.format,
             partition=args.partition,
             create=not args.no_create,
             env=args.env,
@@ -127,39 +112,28 @@ def main(argv: list[str] | None = None) -> int:
             wait=False,
             **options,
         )
-        bar.update(sending, description="importing")
-        size = bar.tasks[0].total or 1.0
-        try:
-            job = client.wait_job(
-                job.id,
-                args.timeout,
-                lambda state: bar.update(sending, completed=state.progress * size),
-            )
-        except KeyboardInterrupt:
-            print(
-                f"the service goes on with the import: stepwell jobs follow {job.id}, or"
-                f" stepwell jobs cancel {job.id}",
-                file=sys.stderr,
-            )
-            raise
-        _tag_partially_observable(client, args)
-    return _show(args, job, job.result or {})
-
-
-def _described(name: str) -> str:
-    option = OPTIONS[name]
-    return f"{name.replace('_', '-')}={option.example} ({option.about})"
-
-
-def _tag_partially_observable(client: Client, args: argparse.Namespace) -> None:
-    if args.partially_observable:
-        tags = client.dataset(args.dataset).tags
-        client.patch_dataset(args.dataset, tags=sorted({*tags, PARTIALLY_OBSERVABLE}))
-
-
-def _show(args: argparse.Namespace, value: Any, result: dict[str, Any]) -> int:
+        if not exported:  # of which there is no job: it is stored
+            bar.update(sending, description="importing")
+            size = bar.tasks[0].total or 1.0
+            try:
+                job = client.wait_job(
+                    job.id,
+                    args.timeout,
+                    lambda state: bar.update(sending, completed=state.progress * size),
+                )
+            except KeyboardInterrupt:
+                print(
+                    f"the service goes on with the import: stepwell jobs follow {job.id}, or"
+                    f" stepwell jobs cancel {job.id}",
+                    file=sys.stderr,
+                )
+                raise
+        if args.partially_observable:
+            tags = client.dataset(args.dataset).tags
+            client.patch_dataset(args.dataset, tags=sorted({*tags, PARTIALLY_OBSERVABLE}))
+    result = job.result or {}
     if args.json:
-        terminal.print_json(value)
+        terminal.print_json(job.result if exported else job)
         return 0
     for warning in result.get("warnings", []):
         print(f"stepwell: note: {terminal.printable(str(warning))}", file=sys.stderr)
@@ -167,3 +141,8 @@ def _show(args: argparse.Namespace, value: Any, result: dict[str, Any]) -> int:
     steps = pluralize(result.get("steps", 0), "step")
     print(f"{args.file.name} → {result.get('dataset', args.dataset)}: {trajectories}, {steps}")
     return 0
+
+
+def _described(name: str) -> str:
+    option = OPTIONS[name]
+    return f"{name.replace('_', '-')}={option.example} ({option.about})"

@@ -59,22 +59,31 @@ def main(argv: list[str] | None = None) -> int:
     saved.add_argument("--delete", metavar="NAME", help="delete a saved query")
     parser.add_argument("--description", default="", help="of the query, with --save")
     terminal.add_connection(parser)
-    args = parser.parse_args(argv)
+    parser.set_defaults(call=_answer)
+    return terminal.dispatch(parser, argv)
+
+
+def _answer(client: Client, args: argparse.Namespace) -> terminal.Answer | int:
     if args.csv and args.json:
-        parser.error("--csv and --json: give one of them")
+        raise InvalidData("--csv and --json", expected="one of them", got="both")
     if args.schema:
-        return _schema(args)
-    if args.list or args.delete:
-        return _list(args) if args.list else _delete(args)
+        return _schema(client)
+    if args.list:
+        return _list(client)
+    if args.delete:
+        client.delete_saved_query(args.delete)
+        return {"removed": args.delete}, lambda: print(f"saved query {args.delete} deleted")
     if args.saved and args.query is not None:
         raise InvalidData(
             "--saved runs the query of that name", expected="no other", got=args.query
         )
-    with terminal.connect(args) as client:
-        query, params, dataset = _query(args, client)
-        if args.save:
-            return _save(args, client, query, params)
-        result = client.sql(query, params, dataset=dataset, limit=args.limit, timeout=args.timeout)
+    query, params, dataset = _query(args, client)
+    if args.save:
+        kept = client.save_query(
+            args.save, query, description=args.description, params=params, dataset=dataset
+        )
+        return kept, lambda: print(f"saved; run it: stepwell sql --saved {kept.name}")
+    result = client.sql(query, params, dataset=dataset, limit=args.limit, timeout=args.timeout)
     if args.arrow:
         _write_arrow(result, args.arrow)
     elif args.csv:
@@ -127,41 +136,16 @@ def _query(
     return query, params, args.dataset
 
 
-def _save(
-    args: argparse.Namespace, client: Client, query: str, params: dict[str, Any] | None
-) -> int:
-    kept = client.save_query(
-        args.save, query, description=args.description, params=params, dataset=args.dataset
-    )
-    if args.json:
-        terminal.print_json(kept)
-    else:
-        print(f"saved; run it: stepwell sql --saved {kept.name}")
-    return 0
-
-
-def _list(args: argparse.Namespace) -> int:
-    with terminal.connect(args) as client:
-        found = client.saved_queries()
-    if args.json:
-        terminal.print_json(found)
-        return 0
+def _list(client: Client) -> terminal.Answer:
+    found = client.saved_queries()
     rows = [
         (q.name, q.description, ", ".join(f"{k}={v}" for k, v in q.params.items()), q.owner,
          terminal.ago(q.updated_at))
         for q in found
     ]  # fmt: skip
-    terminal.print_table(
+    return found, lambda: terminal.print_table(
         ["name", "description", "parameters", "owner", "saved"], rows, empty="no saved queries"
     )
-    return 0
-
-
-def _delete(args: argparse.Namespace) -> int:
-    with terminal.connect(args) as client:
-        client.delete_saved_query(args.delete)
-    print(f"saved query {args.delete} deleted")
-    return 0
 
 
 def _params(words: list[str]) -> dict[str, Any] | None:
@@ -173,20 +157,19 @@ def _params(words: list[str]) -> dict[str, Any] | None:
     return {name: terminal.value_of(text) for name, _, text in pairs} or None
 
 
-def _schema(args: object) -> int:
-    with terminal.connect(args) as client:  # type: ignore[arg-type]
-        schema = client.query_schema()
-    if getattr(args, "json", False):
-        terminal.print_json(schema)
-        return 0
-    for table in schema.tables:
-        print(f"{terminal.printable(table.name)}  {terminal.printable(table.description)}".rstrip())
-        width = max((len(terminal.printable(column.name)) for column in table.columns), default=0)
-        for column in table.columns:
-            print(
-                f"    {terminal.printable(column.name):<{width}}  {terminal.printable(column.type)}"
-            )
-    return 0
+def _schema(client: Client) -> terminal.Answer:
+    schema = client.query_schema()
+
+    def show() -> None:
+        for table in schema.tables:
+            head = f"{terminal.printable(table.name)}  {terminal.printable(table.description)}"
+            print(head.rstrip())
+            names = [terminal.printable(column.name) for column in table.columns]
+            width = max(map(len, names), default=0)
+            for name, column in zip(names, table.columns, strict=True):
+                print(f"    {name:<{width}}  {terminal.printable(column.type)}")
+
+    return schema, show
 
 
 AS_TEXT = (

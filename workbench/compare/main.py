@@ -190,9 +190,7 @@ def announcement(schedule: Schedule, left: Sequence[Chain]) -> str:
     sizes = sorted({chain.recipe.updates for chain in left})
     updates = " to ".join(f"{size:,}" for size in (sizes[:1] + sizes[1:][-1:]))
     text = f"{pluralize(len(left), 'run')} of {updates} updates, {schedule.jobs} at a time"
-    times = schedule.evaluation_seconds
-    evaluation = sum(times) / len(times) if times else 0.0
-    seconds = seconds_left(schedule.chains, schedule.jobs, evaluation, schedule.every_policy)
+    seconds = _seconds_left(schedule)
     if seconds is None:
         return f"{text}; how long they take is said after the first updates"
     seen = any(chain.rate for chain in schedule.chains)
@@ -245,10 +243,14 @@ def progress(schedule: Schedule) -> tuple[float, str]:
             trains = chain.doing == chain.run
             share = f"{100 * chain.trained / max(1, chain.recipe.updates):.0f}%"
             text += f", {chain.run} {share if trains else 'evaluates'}"
+    left = _seconds_left(schedule)
+    return done / max(1, total), text + (f"; about {duration(left)} left" if left else "")
+
+
+def _seconds_left(schedule: Schedule) -> float | None:
     times = schedule.evaluation_seconds
     evaluation = sum(times) / len(times) if times else 0.0
-    left = seconds_left(chains, schedule.jobs, evaluation, schedule.every_policy)
-    return done / max(1, total), text + (f"; about {duration(left)} left" if left else "")
+    return seconds_left(schedule.chains, schedule.jobs, evaluation, schedule.every_policy)
 
 
 # --- the result -----------------------------------------------------------------------------------

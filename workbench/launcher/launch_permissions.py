@@ -31,7 +31,6 @@ from typing import Any
 from stepwell.errors import InvalidData
 from stepwell.messages import VERSIONED, Launch
 
-ROLES = ("train", "collect", "evaluate")
 STEPWELL = [sys.executable, "-m", "stepwell.cli"]
 SCHEMA_SECONDS = 120.0
 LONGEST_VALUE = 16_384

@@ -19,20 +19,15 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepwell import terminal
 from stepwell._exit_message import fail
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
 from stepwell._signals import stop_signals
-from stepwell.client import Client
+from stepwell.client import ROLES, Client
 from stepwell.errors import InvalidData, StepwellError
 
-if TYPE_CHECKING:
-    pass
-
-ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 # Short, because the loop repeats failed calls and an unresponsive service must not delay processes.
 TIMEOUT = 5.0

@@ -170,6 +170,14 @@ class Subject:
         return [(key, f"action.{quoted(key)}", space) for key, space in self.spec.actions.items()]
 
 
+def action_numbers(name: str, sql: str, space: Space) -> list[tuple[str, str]]:
+    """(name, SQL of a DOUBLE) of the numbers of an action, at most `MOST_NUMBERS`."""
+    if space.shape == ():
+        return [(name, f"cast({sql} as double)")]
+    count = min(size_of(space), MOST_NUMBERS)
+    return [(f"{name}[{i}]", f"cast({sql}[{i + 1}] as double)") for i in range(count)]
+
+
 def changes(s: Subject) -> str:
     """A FROM item: steps with |change| since the one before of each number, as d1, d2 …, and its
     value, as x1, x2 …; without first steps."""

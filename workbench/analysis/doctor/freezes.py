@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stepwell._sql import literal, quoted
 from stepwell.spaces import Box
-from workbench.analysis.doctor.check import Check, Subject, images, size_of
+from workbench.analysis.doctor.check import Check, Subject, action_numbers, images
 
 BLOCK = 10
 USUALLY = 0.9
@@ -106,15 +106,12 @@ def _frozen_image(s: Subject) -> str | None:
 
 
 def _frozen_action(s: Subject) -> str | None:
-    numbers: Numbers = []
-    for name, sql, space in s.actions():
-        if not isinstance(space, Box) or not space.dtype.startswith("float"):
-            continue
-        if space.shape == ():
-            numbers.append((name, f"cast({sql} as double)"))
-        else:
-            for i in range(min(size_of(space), MOST_ACTIONS)):
-                numbers.append((f"{name}[{i}]", f"cast({sql}[{i + 1}] as double)"))
+    numbers = [
+        number
+        for name, sql, space in s.actions()
+        if isinstance(space, Box) and space.dtype.startswith("float")
+        for number in action_numbers(name, sql, space)
+    ]
     if not numbers:
         return None
     return _frozen(s, numbers[:MOST_ACTIONS], _hashed(s, "action"), "moved", TRANSITIONS)

@@ -99,11 +99,11 @@ def _last_is_next_first(s: Subject) -> str | None:
     if not s.has_floats():
         return None
     return f"""with e as (
-  select seq, id, any_value(hash(obs)) filter (t = 0) as first,
+  select seq, id, final_obs_valid, any_value(hash(obs)) filter (t = 0) as first,
     any_value(hash(obs)) filter (is_last) as last
   from {s.steps} x join {s.trajectories} t on t.id = x.trajectory_id group by all),
 n as (select *, lead(first) over (order by seq) as following from e)
-select id, '' as what from n where last = following
+select id, '' as what from n where last = following and final_obs_valid
   and (select count(distinct first) from e) > 0.5 * (select count(*) from e)"""
 
 

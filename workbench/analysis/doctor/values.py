@@ -7,13 +7,12 @@ import math
 from stepwell._sql import literal, quoted
 from stepwell.spaces import Box, Discrete
 from workbench.analysis.doctor.check import (
-    MOST_NUMBERS,
     Check,
     Subject,
+    action_numbers,
     each_number,
     is_blob,
     named,
-    size_of,
 )
 
 EPISODE = 20
@@ -95,7 +94,8 @@ where not is_last and ({" or ".join(parts)}) group by all"""
 def _bounded(sql: str, space: Box) -> list[tuple[str, float, float]]:
     """(SQL, low, high) of each number of an action."""
     low, high = (bound.reshape(-1).tolist() for bound in space.bounds())
-    return list(zip(_action_numbers(sql, space), low, high, strict=False))
+    values = [value for _, value in action_numbers("", sql, space)]
+    return list(zip(values, low, high, strict=False))
 
 
 def _beyond(value: str, low: float, high: float) -> list[str]:
@@ -125,13 +125,6 @@ def _observation_outside(s: Subject) -> str | None:
   select trajectory_id as id, t, {named(conditions)} as what from {s.numbered})
 select id, 'step ' || min(t) || ': ' || arg_min(what, t) as what from w
 where what is not null group by id"""
-
-
-def _action_numbers(sql: str, space: Box) -> list[str]:
-    if space.shape == ():
-        return [f"cast({sql} as double)"]
-    count = min(size_of(space), MOST_NUMBERS)
-    return [f"cast({sql}[{i + 1}] as double)" for i in range(count)]
 
 
 def _constant_action(s: Subject) -> str | None:
