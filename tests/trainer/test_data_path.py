@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
