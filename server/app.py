@@ -25,9 +25,9 @@ from server.index import lost_rows
 from server.index.db import TICK_EVERY, Database
 from server.index.dialect import disk_problem
 from server.ingest.commit import READ_ONLY
-from server.pacing import Pacing
 from server.problems import ProblemError, index_damaged, title_of
 from server.request_limits import WRITES, RequestLimits
+from server.request_pacing import RequestPacing
 from server.routes import (
     annotation,
     audit,
@@ -143,7 +143,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_middleware(AuthMiddleware)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
-    app.add_middleware(Pacing)
+    app.add_middleware(RequestPacing)
     return app
 
 

@@ -37,7 +37,7 @@ from server.rights import LOCAL, Access, Right
 from server.settings import Settings
 from server.snapshots.snapshots import Snapshots
 from server.sql.pool import SqlPool
-from server.storage.mark import MarkFile
+from server.storage.index_mark import MarkFile
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
 from server.versions.versions import Versions

@@ -101,7 +101,7 @@ def _use_gpu(config: TrainConfig) -> None:
     os.environ["ACCELERATE_TORCH_DEVICE"] = config.device
 
 
-class Update:
+class UpdateResult:
     """The result of one update. Tensors stay on the device: reading one is a synchronisation."""
 
     def __init__(self, metrics: Metrics, finite: Tensor) -> None:
@@ -207,7 +207,7 @@ class Learner:
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, update / max(self.updates, 1))))
         return rate
 
-    def update(self, update: int, batch: Batch, *, detailed: bool = False) -> Update:
+    def update(self, update: int, batch: Batch, *, detailed: bool = False) -> UpdateResult:
         """Learn from this process's share of the batch of an update.
 
         Skips the step where the gradient is not finite, on every process alike; see `check_finite`.
@@ -228,7 +228,7 @@ class Learner:
             with self._evaluating():
                 few = max(1, DORMANT_TRANSITIONS // batch.mask.shape[1])
                 metrics |= dormant_units(self.agent, batch.windows(0, few))
-        return Update(metrics, finite)
+        return UpdateResult(metrics, finite)
 
     def _compute_gradients(self, update: int, batch: Batch, detailed: bool) -> Metrics:
         """Forward and backward passes over all micro-batches of this process's batch."""
@@ -314,7 +314,9 @@ class Learner:
         finally:
             self.agent.train()
 
-    def check_finite(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
+    def check_finite(
+        self, update: int, result: UpdateResult
+    ) -> tuple[bool, TrainingDiverged | None]:
         """Whether an update was skipped, and the error that ends training if it was one too many.
 
         Called once for each update, in order, by every process.

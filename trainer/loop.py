@@ -19,7 +19,7 @@ from trainer import checkpoint as checkpoints
 from trainer.config import TrainConfig
 from trainer.data.loader import Loaded
 from trainer.data.validation import validation_interval
-from trainer.learner import TrainingDiverged, Update, merge_ranks
+from trainer.learner import TrainingDiverged, UpdateResult, merge_ranks
 from trainer.nan_diagnostics import explain_skip
 from trainer.run_reporter import CONTINUE, PAUSE, STOP, WAIT, RunInfo
 from trainer.setup import Setup, TrainingRun
@@ -59,7 +59,7 @@ class Loop:
         self._update = run.update
         """Completed updates."""
         self._clock = _Clock(self._update)
-        self._pending: deque[tuple[int, Loaded, Update]] = deque()
+        self._pending: deque[tuple[int, Loaded, UpdateResult]] = deque()
         """Updates whose results are not checked yet."""
         self._oldest = checkpoints.oldest_update(self._folder)
         self._saved, self._published = self._update or -1, -1
@@ -137,7 +137,7 @@ class Loop:
             if skipped:
                 explain_skip(number, its, self._world, ending)
 
-    def _log_metrics(self, loaded: Loaded, result: Update) -> None:
+    def _log_metrics(self, loaded: Loaded, result: UpdateResult) -> None:
         run, update, clock = self._run, self._update, self._clock
         both: dict[str, Any] = {**result.metrics, **loaded.metrics}
         shown = {k: float(v) for k, v in both.items()}

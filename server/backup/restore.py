@@ -18,7 +18,7 @@ from server.backup.target import Damaged, Item, Manifest, Progress, Target, copy
 from server.index.db import Database, next_epoch, renew_store, upgrade
 from server.index.index_file import RESTORING, read_index_mark
 from server.index.wal import into_one_file
-from server.storage.mark import write_mark
+from server.storage.index_mark import write_mark
 from server.storage.store import DirectoryLock, Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint

@@ -52,7 +52,7 @@ class Manifest:
     id: str
     created_at: float
     serial: int
-    """Serial number of the index (storage/mark.py)."""
+    """Serial number of the index (storage/index_mark.py)."""
     index_sha256: str
     files: list[Item] = field(default_factory=list)
     """In TARGET/files."""

@@ -42,7 +42,7 @@ from server.index.dialect import (
 from server.index.lost_rows import read_lost_rows
 from server.index.tables import REVISION, audit, counters, metadata
 from server.problems import MAX_HINTS, not_found
-from server.storage.mark import Mark, MarkFile
+from server.storage.index_mark import Mark, MarkFile
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
@@ -95,7 +95,7 @@ class Database:
     revision = REVISION
 
     def __init__(self, path: Path, clock: Clock | None = None, mark: MarkFile | None = None):
-        """`mark`: written after every commit (storage/mark.py)."""
+        """`mark`: written after every commit (storage/index_mark.py)."""
         self.path = path
         self.clock = Clock() if clock is None else clock
         self._mark = mark

@@ -9,7 +9,7 @@ from server.index.db import REBUILD, IndexUnusable
 from server.index.dialect import DatabaseError, mend, names_in_schema, open_for_reading
 from server.index.row_checksums import row_crc
 from server.index.wal import log_of
-from server.storage.mark import Mark, read_mark
+from server.storage.index_mark import Mark, read_mark
 
 DATA = ("shards/*", "segments", "policies", "videos", "versions", "annotations", "quarantine/*")
 RESTORING = "restoring"

@@ -24,7 +24,7 @@ column where the text is passed on unchanged.
 Every change of a trajectory sets the next `change_id`, so the SQL mirror reads only rows with
 `change_id > last`; removing rows in bulk increments `epoch`, and the mirror is rebuilt.
 Counter `dataset` is the newest dataset's key; `serial` and `store` tell this index from an older or
-another one (storage/mark.py). Triggers enforce invariants: dialect.py:TRIGGERS.
+another one (storage/index_mark.py). Triggers enforce invariants: dialect.py:TRIGGERS.
 """
 
 from __future__ import annotations

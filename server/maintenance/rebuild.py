@@ -41,8 +41,8 @@ from server.maintenance.index_recovery import Recovered, from_files, from_old_in
 from server.maintenance.unknown_files import SHARD_FOLDERS, quarantined_files
 from server.maintenance.verified_shard import verified_shard
 from server.maintenance.version_recovery import insert_versions, protect
-from server.storage.mark import NAME as MARK
-from server.storage.mark import write_mark
+from server.storage.index_mark import NAME as MARK
+from server.storage.index_mark import write_mark
 from server.storage.shards import Entry, ShardDamaged
 from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData

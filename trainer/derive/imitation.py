@@ -170,7 +170,7 @@ def _size(p: DatasetProfile) -> str:
     return f"{trajectories}, {pluralize(p.steps, 'step')}"
 
 
-def advantage_filter(p: DatasetProfile, window: int) -> list[Derived]:
+def filter_settings(p: DatasetProfile, window: int) -> list[Derived]:
     """The advantage filter, if it is not the recipe's."""
     if p.spaces.action.kind == "discrete":
         reason = (

@@ -24,11 +24,11 @@ from trainer.derive.derived import Derived, is_free
 from trainer.derive.imitation import (
     FILTER,
     LONG_STEPS,
-    advantage_filter,
     cloning,
     compares_outcomes,
     few_data,
     few_show_better_ones,
+    filter_settings,
     has_better_ones,
     imitation,
     is_narrow,
@@ -143,7 +143,7 @@ def derive_settings(
         return [*found, *few_data(profile), *shape]
     found += [*imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += advantage_filter(profile, basis(window))
+        found += filter_settings(profile, basis(window))
     return found
 
 

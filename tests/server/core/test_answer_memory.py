@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import answer_memory, memory_budget, pacing
+from server import answer_memory, memory_budget, request_pacing
 from server.answer_memory import (
     ABORT,
     PIECE,
@@ -28,8 +28,8 @@ from server.answer_memory import (
 from server.app import UncaughtErrors
 from server.http_protocol import HttpProtocol
 from server.memory_budget import Reservation
-from server.pacing import Pacing
 from server.problems import ProblemError
+from server.request_pacing import RequestPacing
 from server.routes import files
 from server.telemetry import Telemetry
 from stepwell import Client
@@ -515,7 +515,7 @@ def test_many_requests_at_once_start_in_order_a_few_in_each_round() -> None:
 
     async def run() -> None:
         nonlocal rounds
-        paced = Pacing(app)
+        paced = RequestPacing(app)
 
         def scope(number: int, path: str = "/v1/runs") -> dict[str, Any]:
             return {"type": "http", "path": path, "number": number}
@@ -524,7 +524,7 @@ def test_many_requests_at_once_start_in_order_a_few_in_each_round() -> None:
         tasks[50].cancel()
         await asyncio.sleep(0)
         await paced(scope(-1, "/healthz"), None, None)  # type: ignore[arg-type]
-        assert begun[-1] == -1 and len(begun) <= pacing.STARTS + 1, "it does not queue"
+        assert begun[-1] == -1 and len(begun) <= request_pacing.STARTS + 1, "it does not queue"
         while not all(task.done() for task in tasks):
             rounds += 1
             await asyncio.sleep(0)
@@ -532,4 +532,4 @@ def test_many_requests_at_once_start_in_order_a_few_in_each_round() -> None:
 
     asyncio.run(run())
     assert begun == [*range(8), -1, *(n for n in range(8, 101) if n != 50)]
-    assert max(in_round.count(one) for one in range(1, rounds + 1)) <= 2 * pacing.STARTS
+    assert max(in_round.count(one) for one in range(1, rounds + 1)) <= 2 * request_pacing.STARTS

@@ -18,7 +18,7 @@ from server.fsck import main as fsck
 from server.index import index_file
 from server.index.db import IndexUnusable
 from server.storage.hold import DeletionHold, deleting
-from server.storage.mark import Mark
+from server.storage.index_mark import Mark
 from server.storage.store import DirectoryInUse
 from stepwell.errors import InvalidData
 from stepwell.testing import make_spec, make_trajectory

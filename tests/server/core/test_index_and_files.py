@@ -19,7 +19,7 @@ from server.fsck import main as fsck
 from server.index.db import IndexUnusable
 from server.index.index_file import read_index_mark, refuse_wrong_index
 from server.main import db_main
-from server.storage.mark import Mark, read_mark, write_mark
+from server.storage.index_mark import Mark, read_mark, write_mark
 from stepwell.testing import make_spec, make_trajectory
 from tests.server.core.conftest import serving
 

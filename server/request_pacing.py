@@ -17,7 +17,7 @@ STARTS = 8
 AT_ONCE = frozenset({"/healthz", "/readyz"})
 
 
-class Pacing:
+class RequestPacing:
     """Pure ASGI, outermost."""
 
     def __init__(self, app: ASGIApp):
