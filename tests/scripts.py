@@ -1,12 +1,13 @@
-"""Programs in Python that people run, run in this process: it has imported torch already."""
+"""Programs and commands that people run, run in this process: it has imported torch already."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import runpy
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,15 @@ def run_script(
     for client in clients:
         client.close()
     return said.getvalue()
+
+
+def status_of(command: Callable[[list[str]], int], args: list[str]) -> int:
+    """The exit status of a command that is called here, which gives its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return command(args)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 2 * bool(ended.code)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -12,11 +12,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from collector.envs import interface_of, make
 from stepwell import Box, EnvSpec, cli
 from stepwell.testing import make_trajectory
 from tests.conftest import ServiceProcess, service_process
+from tests.scripts import status_of
 from tests.server.imports import test_imports_amago as amago
 from tests.server.imports import test_imports_rlds as rlds
 
@@ -232,17 +232,6 @@ def of_beginning(table: dict[str, str], line: str) -> str | None:
     """The entry of the longest beginning of `line` in `table`, in whole words."""
     beginnings = [words for words in table if f"{line} ".startswith(f"{words} ")]
     return table[max(beginnings, key=len)] if beginnings else None
-
-
-def status_of(command: Callable[[list[str]], int], args: list[str]) -> int:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return command(args)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 2 * bool(ended.code)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
