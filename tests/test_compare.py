@@ -1,6 +1,7 @@
 """`stepwell compare` whole: killed, interrupted, continued, with a run that fails."""
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -13,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from stepwell import Box, Client, EnvSpec
+from stepwell import Box, Client, EnvSpec, cli
 from stepwell.testing import wait_until
+from tests.scripts import status_of
 from workbench.analysis.comparison import TABLE_SQL
 from workbench.analysis.confidence_intervals import bootstrap_grouped_mean
 
@@ -30,11 +32,14 @@ class Comparison:
     def __init__(self, url: str, folder: Path):
         self.url, self.folder, self.report = url, folder, folder / "report.json"
 
-    def start(self, *words: str, env: str = "Pendulum-v1", name: str = NAME) -> subprocess.Popen:
-        command = [sys.executable, "-m", "stepwell.cli", "compare", "tiny-data", "--env", env]
-        command += ["--name", name, "--url", self.url, "--json", str(self.report)]
+    def words(self, *words: str, env: str = "Pendulum-v1", name: str = NAME) -> list[str]:
+        command = ["compare", "tiny-data", "--env", env, "--name", name, "--url", self.url]
+        command += ["--json", str(self.report), "--updates", "5", "--episodes", "2"]
+        return [*command, "--jobs", "2", "--nice", "0", *words]
+
+    def start(self, *words: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [*command, "--updates", "5", "--episodes", "2", "--jobs", "2", "--nice", "0", *words],
+            [sys.executable, "-m", "stepwell.cli", *self.words(*words)],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -42,9 +47,16 @@ class Comparison:
         )
 
     def finish(self, *words: str, **options: str) -> tuple[int, str]:
-        process = self.start(*words, **options)
-        output, _ = process.communicate(timeout=600)
-        return process.returncode, output
+        """Run it in this process, to its end."""
+        said = io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            patch.chdir(self.folder)
+            status = status_of(cli.main, self.words(*words, **options))
+        return status, said.getvalue()
 
     def log(self, job: str, name: str = NAME) -> str:
         path = self.folder / "comparisons" / name / "logs" / f"{job}.log"

@@ -2,8 +2,8 @@
 
 Commands are the indented lines of docs/, examples/README.md and CONTRIBUTING.md (README.md has
 tests/test_readme.py). They run page by page, in their order, in one folder, against one service
-that holds what the pages name. A line with the comment `# not run by the tests` is not run; to one
-with `# shortened in the tests`, which would train for minutes, SHORT is added.
+that holds what the pages name. A line with the comment `# not run by the tests` is not run. Others
+run with the numbers of SHORT: the pages train and play for minutes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from collector.envs import interface_of, make
 from stepwell import Box, EnvSpec, cli
 from stepwell.testing import make_trajectory
 from tests.conftest import ServiceProcess, service_process
+from tests.scripts import status_of
 from tests.server.imports import test_imports_amago as amago
 from tests.server.imports import test_imports_rlds as rlds
 
@@ -43,8 +43,16 @@ COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:\S+/bin/)?(?:stepwell|python3?|pip|curl|accelerate|make|cd|git) \S"
 )
 NOT_RUN = re.compile(r" # .*\bnot run by the tests\b")
-SHORTENED = re.compile(r" # shortened in the tests$")
-SHORT = "--updates 3 --device cpu"
+SHORT = {
+    "python -m collector.builtin pendulum-mixed": "--steps 4000",
+    "stepwell collect": "--episodes 4",
+    "stepwell collect --config": "",
+    "stepwell collect --env Pendulum-v1 --dataset live --random": "",
+    "stepwell evaluate": "--episodes 2",
+    "stepwell evaluate --policy first --env Pendulum-v1 --videos 3": "--episodes 1 --videos 1",
+    "stepwell train": "--updates 3 --device cpu",
+}
+"""What is added to lines that begin so; the last of an option counts."""
 README = "tests/test_readme.py:test_every_command_of_the_readme_works_as_it_is_pasted"
 BATTLES = "tests/test_examples.py:test_battles_are_mixed_and_no_illegal_action_is_played"
 APART = "tests/test_examples.py:test_one_collects_and_another_learns"
@@ -127,9 +135,8 @@ def quote_is_open(command: str) -> bool:
 
 
 def fate(page: str, line: str) -> str:
-    """What the tests do with a line: run, shorten, leave out, or run it elsewhere."""
+    """What the tests do with a line: run it, leave it out, or run it elsewhere."""
     fates = {
-        "shorten": bool(SHORTENED.search(line)),
         "leave out": bool(NOT_RUN.search(line)),
         "elsewhere": page in PAGES_ELSEWHERE or line.startswith(tuple(ELSEWHERE)),
     }
@@ -141,8 +148,8 @@ def fate(page: str, line: str) -> str:
 def test_every_line_has_one_fate_and_the_tables_are_true() -> None:
     lines = [(page, line) for page in PAGES for line in commands(page)]
     fates = [fate(page, line) for page, line in lines]
-    assert len(lines) > 150 and fates.count("run") + fates.count("shorten") > 100
-    for beginning in (*ELSEWHERE, *SAYS, FINDS):
+    assert len(lines) > 150 and fates.count("run") > 100
+    for beginning in (*ELSEWHERE, *SAYS, *SHORT, FINDS):
         assert any(line.startswith(beginning) for _, line in lines), f"no page has {beginning}"
     for test in (*ELSEWHERE.values(), *PAGES_ELSEWHERE.values()):
         file, name = test.split(":")
@@ -195,8 +202,9 @@ class World:
         self.job = ""
         """The import that a page has just started."""
 
-    def run(self, line: str, added: str = "") -> int:
+    def run(self, line: str) -> int:
         """The exit status of a line. Most run in this process, which has torch loaded already."""
+        added = of_beginning(SHORT, line) or ""
         line = line.replace("http://127.0.0.1:8000", self.service.url).replace("JOB_ID", self.job)
         words = [*shlex.split(line, comments=True), *added.split()]
         name, *args = map(os.path.expanduser, words)
@@ -220,15 +228,10 @@ class World:
         self.client.post(name, made, spec=spec, wait_sealed=True)
 
 
-def status_of(command: Callable[[list[str]], int], args: list[str]) -> int:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return command(args)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 2 * bool(ended.code)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def of_beginning(table: dict[str, str], line: str) -> str | None:
+    """The entry of the longest beginning of `line` in `table`, in whole words."""
+    beginnings = [words for words in table if f"{line} ".startswith(f"{words} ")]
+    return table[max(beginnings, key=len)] if beginnings else None
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +241,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     modules = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         made = World(service, tmp_path_factory.mktemp("pages"), patch)
-        generate(["pendulum-mixed", "pendulum.hdf5", "--steps", "20000"])
+        assert made.run("python -m collector.builtin pendulum-mixed pendulum.hdf5") == 0
         for line in (
             "stepwell import pendulum.hdf5 --dataset pendulum --env Pendulum-v1",
             "stepwell collect --env Pendulum-v1 --dataset pendulum --random --episodes 20",
@@ -247,8 +250,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             assert made.run(line) == 0, line
             made.client.flush("pendulum")
         Path("pendulum.hdf5").unlink()
-        trained = made.client.download_policy("first", 500).data
-        made.client.publish_policy("first", 2000, trained)
+        trained = made.client.download_policy("first", 3).data
+        for version in (500, 2000):
+            made.client.publish_policy("first", version, trained)
+        Path("runs/first/policies/500.safetensors").write_bytes(trained)
         made.client.set_alias("first", "best", 500)
         yield made
         for name in {path.stem for path in made.folder.glob("my_*.py")} - modules:
@@ -318,7 +323,7 @@ def prepare_relabeling(world: World) -> None:
 
 
 def prepare_sql(world: World) -> None:
-    assert world.run("stepwell train offline --dataset pendulum --run my-first", SHORT) == 0
+    assert world.run("stepwell train offline --dataset pendulum --run my-first") == 0
 
 
 def prepare_training(world: World) -> None:
@@ -361,7 +366,7 @@ def write_files(page: str) -> None:
         Path(name).write_text(block)
 
 
-RUN = [page for page in PAGES if any(fate(page, x) in ("run", "shorten") for x in commands(page))]
+RUN = [page for page in PAGES if any(fate(page, x) == "run" for x in commands(page))]
 
 
 @pytest.mark.timeout(900)
@@ -372,21 +377,18 @@ def test_commands_do_what_the_page_says(
     write_files(page)
     PREPARE.get(page, lambda _: None)(world)
     for line in commands(page):
-        does = fate(page, line)
-        if does in ("leave out", "elsewhere"):
+        if fate(page, line) != "run":
             continue
         if line.startswith("stepwell datasets ratio"):  # its trainer has ended
             world.client.report_samples(
                 "maze", "memory", 0, {"samples_per_insert": 1, "buffer": 64}
             )
         capfd.readouterr()
-        status = world.run(line, SHORT if does == "shorten" else "")
+        status = world.run(line)
         said = "".join(capfd.readouterr())
         assert status == (line == FINDS), f"{line}\n{said}"
         assert '"status":4' not in said, f"{line}\n{said}"  # curl's exit status is 0
-        beginnings = [words for words in SAYS if f"{line} ".startswith(f"{words} ")]
-        if beginnings:
-            assert SAYS[max(beginnings, key=len)] in said, f"{line}\n{said}"
+        assert (of_beginning(SAYS, line) or "") in said, f"{line}\n{said}"
         if started := re.search(r'"job":{"id":"(\w+)"', said):
             world.job = started[1]
         if "sha256sum" in line:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx2
@@ -15,6 +12,7 @@ import pytest
 
 from stepwell import Box, EnvSpec
 from stepwell.testing import make_trajectory
+from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -162,27 +160,13 @@ def publish_policy(client, run):
     client.publish_policy(run, 1_000_000, save_policy(ActingPolicy(config, spaces)))
 
 
-@pytest.mark.sample(12)
 @pytest.mark.parametrize(("name", "block"), EXAMPLES)
-def test_every_python_example_runs(service, tmp_path, name, block):
+def test_every_python_example_runs(service, tmp_path, monkeypatch, name, block):
     if 'load_policy("first")' in block:
         publish_policy(service.client(), "first")
     script = tmp_path / "example.py"
     script.write_text(block)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "STEPWELL_URL": service.url,
-            "XDG_CACHE_HOME": str(tmp_path),
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(script, [], monkeypatch, folder=tmp_path, url=service.url)
 
 
 PAGES = [

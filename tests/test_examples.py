@@ -23,6 +23,7 @@ from collector.builtin.attempts import Attempts
 from collector.envs import interface_of, make, parse_pairs
 from examples.many_tasks import PaddedGame, procgen
 from tests.run_words import settings
+from tests.scripts import run_script
 from workbench.run import main as run_command
 
 pytestmark = pytest.mark.timeout(900)
@@ -143,14 +144,17 @@ def test_the_settings_of_a_file_are_accepted(file: Path) -> None:
 # --- programs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.filterwarnings("default:rewards. float64 stored as float32")
 @pytest.mark.parametrize("example", PROGRAMS)
-def test_an_example_runs(example: str, service, name: str, tmp_path: Path) -> None:
+def test_an_example_runs(
+    example: str, service, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends well and prints what it promises."""
     words = [] if example == "own_environment.py" else [name]
-    if example == "24_own_learner.py":
-        run(["examples/18_own_data.py", name], tmp_path, service.url)
-    assert PROGRAMS[example] in run([f"examples/{example}", *words], tmp_path, service.url)
+    before = ["18_own_data.py"] if example == "24_own_learner.py" else []
+    for each in (*before, example):
+        said = run_script(EXAMPLES / each, words, monkeypatch, folder=tmp_path, url=service.url)
+    assert PROGRAMS[example] in said
 
 
 @pytest.mark.parametrize("example", NEEDS)
@@ -160,14 +164,14 @@ def test_an_example_for_another_package_runs(example: str, tmp_path: Path) -> No
     run([f"examples/{example}", words], tmp_path)
 
 
-def test_the_notebook_runs(service, tmp_path: Path) -> None:
+def test_the_notebook_runs(service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells one after the other; it is stored without outputs."""
     notebook = json.loads((EXAMPLES / "26_tour.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     program = tmp_path / "tour.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in cells))
-    said = run(["-W", "error", str(program)], tmp_path, service.url)
+    said = run_script(program, [], monkeypatch, folder=tmp_path, url=service.url)
     learned = float(re.findall(r"'learned': ([\d.]+)", said)[0])
     assert learned >= 400, said
 
@@ -184,7 +188,9 @@ def test_a_run_ends_with_scores(tmp_path: Path) -> None:
 
 def test_one_collects_and_another_learns(service, tmp_path: Path) -> None:
     """Each by a command of its own, at one service; both end with the last update."""
-    learn = tiny("22_learn_only", "--data", str(tmp_path / "learn"), "--run", "apart")
+    learn = tiny(
+        "22_learn_only", "--data", str(tmp_path / "learn"), "--run", "apart", "--no-evaluate"
+    )
     collect = tiny("21_collect_only", "--data", str(tmp_path / "collect"), "--run", "apart")
     with (tmp_path / "learn.txt").open("w") as log:
         learner = subprocess.Popen(

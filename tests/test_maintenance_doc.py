@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepwell import Client
+import pytest
+
+from stepwell import Client, cli
 from stepwell.testing import make_spec, make_trajectory
+from tests.scripts import status_of
 
 DOC = Path(__file__).parents[1] / "docs" / "reference" / "maintenance.md"
 SPEC = make_spec(observation=3, action=1)
@@ -29,25 +29,14 @@ def commands() -> list[str]:
     return re.findall(r"^    (\S.*)$", text, re.MULTILINE)
 
 
-def run(words: str, folder: Path, **env: str) -> str:
-    """Run `stepwell …` in a folder; what it printed."""
-    name, *args = shlex.split(words)
-    assert name == "stepwell", words
-    done = subprocess.run(
-        [sys.executable, "-m", "stepwell.cli", *args],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(DOC.parents[1]), **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return done.stdout
-
-
 def test_the_commands_do_what_the_page_says(
-    start_service: Callable[..., Any], tmp_path: Path
+    start_service: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPWELL_TOKEN", "operator")
     service = start_service(tmp_path, env={"STEPWELL_SQL_WORKERS": "1"}, token="operator")
     with Client(service.url, "operator") as client:
         client.create_dataset("kitchen", SPEC)
@@ -68,8 +57,11 @@ def test_the_commands_do_what_the_page_says(
             assert service.stop() == 0, service.tail()
         if verb in OF_RUNNING and not service.running:
             service.start()
-        env = {"STEPWELL_URL": service.url, "STEPWELL_TOKEN": "operator"}
-        said = run(words.replace("TOKEN_ID", token_id), tmp_path, **env)
+        monkeypatch.setenv("STEPWELL_URL", service.url)
+        name, *args = shlex.split(words.replace("TOKEN_ID", token_id))
+        assert name == "stepwell", words
+        status, (said, errors) = status_of(cli.main, args), capfd.readouterr()
+        assert status == 0, (words, said, errors)
         if words.startswith("stepwell tokens create"):
             with Client(service.url, "operator") as client:
                 token_id = client.tokens()[0].id

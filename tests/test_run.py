@@ -12,14 +12,16 @@ from typing import Any
 import psutil
 import pytest
 
-from stepwell import Client
+from stepwell import Client, cli
 from stepwell._locks import take_lock
 from stepwell.errors import InvalidData
 from stepwell.testing import wait_until
+from tests.scripts import status_of
 from trainer.options import resolve
 from workbench.run.command_line import parse
 
-RUN = [sys.executable, "-m", "stepwell.cli", "run", "stepwell/Recall-v0", "--port", "0"]
+RUN = ["run", "stepwell/Recall-v0", "--port", "0", "--run", "cue"]
+COMMAND = [sys.executable, "-m", "stepwell.cli"]
 SMALL = """
 envs = 2
 episodes = 3
@@ -47,7 +49,7 @@ def start(tmp_path: Path) -> Any:
     def go(*words: str) -> subprocess.Popen[str]:
         with (tmp_path / f"{len(started)}.txt").open("w") as log:
             process = subprocess.Popen(
-                [*RUN, str(file), "--run", "cue", "--data", str(tmp_path / "loop"), *words],
+                [*COMMAND, *RUN, str(file), "--data", str(tmp_path / "loop"), *words],
                 stdout=log,
                 stderr=log,
                 text=True,
@@ -62,6 +64,11 @@ def start(tmp_path: Path) -> Any:
             if isinstance(one, subprocess.Popen) or one.is_running():
                 one.kill()
         process.wait()
+
+
+def refused(tmp_path: Path, *words: str) -> int:
+    """The exit status of a `stepwell run` that ends before it starts anything, in this process."""
+    return status_of(cli.main, [*RUN, "--data", str(tmp_path / "loop"), *words])
 
 
 def _children(process: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -180,26 +187,24 @@ def test_a_part_that_is_called_wrongly_ends_it_with_the_reason(start: Any, tmp_p
     ],
 )
 def test_what_cannot_work_is_refused_at_once(
-    start: Any, tmp_path: Path, words: list[str], reason: str
+    tmp_path: Path, words: list[str], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = start(*words)
-    assert process.wait(240) in (1, 2)
-    assert reason in _said(tmp_path)
+    assert refused(tmp_path, *words) in (1, 2)
+    assert reason in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("folder", "said"), [("", "is used by another"), ("logs/cue", "run cue is run by another")]
 )
 def test_two_at_once_are_refused_at_once(
-    start: Any, tmp_path: Path, service: Any, folder: str, said: str
+    tmp_path: Path, service: Any, folder: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The parts of one that was killed are waited for; those of one that runs will not stop."""
     used = tmp_path / "loop" / folder
     used.mkdir(parents=True)
     with take_lock(used / "run.lock", lambda _: AssertionError("nobody else")):
-        process = start(*(["--url", service.url] if folder else []))
-        assert process.wait(240) == 2
-    assert f"{said} `stepwell run`, process {os.getpid()}" in _said(tmp_path)
+        assert refused(tmp_path, *(["--url", service.url] if folder else [])) == 2
+    assert f"{said} `stepwell run`, process {os.getpid()}" in capfd.readouterr().err
 
 
 def test_later_files_win_and_flags_win_over_files(tmp_path: Path) -> None:

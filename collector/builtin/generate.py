@@ -63,9 +63,9 @@ class Behaviour(ABC):
         self.env = env
         """The environment without wrappers."""
 
-    @abstractmethod
     def begin(self, rng: np.random.Generator) -> None:
-        """Start an episode: reset the state and store `rng` for this episode."""
+        """Start an episode, which has its random numbers from `rng`."""
+        self._rng = rng
 
     @abstractmethod
     def act(self, observation: NDArray[np.float32]) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.noisy import GaussianNoise
+from collector.builtin.noisy import GaussianNoise, Uniform
 
 
 class BipedalWalkerNoisy(GaussianNoise):
@@ -21,6 +21,7 @@ class BipedalWalkerNoisy(GaussianNoise):
     env_id = "BipedalWalker-v3"
     algorithm = "heuristic+gaussian"
     package = "gymnasium[box2d]"
+    noise = Uniform(0.0, 0.5)
     about = "BipedalWalker-v3; a heuristic with noise (needs Box2D)"
 
     def __init__(self, env: Any) -> None:
@@ -32,9 +33,6 @@ class BipedalWalkerNoisy(GaussianNoise):
     def begin(self, rng: np.random.Generator) -> None:
         super().begin(rng)
         self._heuristic = self._new_heuristic()
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return rng.uniform(0.0, 0.5)
 
     def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(self._heuristic.step_heuristic(observation), np.float64)

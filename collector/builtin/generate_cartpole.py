@@ -6,13 +6,8 @@ Cloning needs memory, because the actions depend on what the observations do not
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from collector.builtin import CARTPOLE_POSITION_ID, CARTPOLE_VELOCITY_ID
-from collector.builtin.generate import Behaviour
-
-_NOISE_LEVELS = (0.2, 0.6, 0.8, 1.0)
+from collector.builtin.noisy import EpsilonGreedy
 
 
 def expert_push(state: Any) -> int:
@@ -22,7 +17,7 @@ def expert_push(state: Any) -> int:
     return int(0.1 * position + 0.2 * velocity + angle + 0.3 * angular_velocity > 0)
 
 
-class CartPolePositionNoisy(Behaviour):
+class CartPolePositionNoisy(EpsilonGreedy):
     """Each episode draws the probability of a random action from 0.2, 0.6, 0.8 and 1.
 
     observations float32 (N, 2), actions int32 (N,) in 0..1. An episode ends with a terminal (the
@@ -30,16 +25,10 @@ class CartPolePositionNoisy(Behaviour):
     """
 
     env_id = CARTPOLE_POSITION_ID
-    algorithm = "scripted+eps"
+    noise = (0.2, 0.6, 0.8, 1.0)
     about = "CartPole-v1 without velocities (memory); a scripted controller with noise"
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._noise = float(rng.choice(_NOISE_LEVELS))
-
-    def act(self, observation: NDArray[np.float32]) -> int:  # noqa: ARG002
-        if self._rng.random() < self._noise:
-            return int(self._rng.integers(2))
+    def greedy(self, observation: Any) -> int:  # noqa: ARG002
         return expert_push(self.env.state)
 
 

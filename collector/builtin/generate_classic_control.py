@@ -7,7 +7,7 @@ each episode draws how much noise they have: with much of it, few episodes reach
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.noisy import EpsilonGreedy, GaussianNoise
+from collector.builtin.noisy import EpsilonGreedy, GaussianNoise, Uniform
 
 
 class MountainCarNoisy(EpsilonGreedy):
@@ -21,7 +21,7 @@ class MountainCarNoisy(EpsilonGreedy):
     """
 
     env_id = "MountainCar-v0"
-    epsilon_range = (0.2, 1.0)
+    noise = Uniform(0.2, 1.0)
     steps = 60_000
     about = "MountainCar-v0; pushes along the velocity, with random actions"
 
@@ -41,10 +41,8 @@ class MountainCarContinuousNoisy(GaussianNoise):
 
     env_id = "MountainCarContinuous-v0"
     steps = 60_000
+    noise = (0.3, 1.0, 3.0)
     about = "MountainCarContinuous-v0; pushes along the velocity, with noise"
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return float(rng.choice((0.3, 1.0, 3.0)))
 
     @staticmethod
     def mean_action(observation: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -62,7 +60,7 @@ class AcrobotNoisy(EpsilonGreedy):
     """
 
     env_id = "Acrobot-v1"
-    epsilon_range = (0.1, 1.0)
+    noise = Uniform(0.1, 1.0)
     steps = 60_000
     about = "Acrobot-v1; pushes along the velocity, with random actions"
 

@@ -1,15 +1,12 @@
 """find-block-noisy: images; the right square is touched, or a random one."""
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from collector.builtin import FIND_BLOCK_IMAGE_ID
-from collector.builtin.generate import Behaviour
-
-_NOISE_LEVELS = (0.2, 0.6, 1.0)
+from collector.builtin.noisy import EpsilonGreedy
 
 
-class FindBlockNoisy(Behaviour):
+class FindBlockNoisy(EpsilonGreedy):
     """Each episode draws the probability of a random touch from 0.2, 0.6 and 1.
 
     observations uint8 (N, 6, 18, 3), actions int32 (N,) in 0..1. An episode has 5 steps and ends
@@ -18,14 +15,9 @@ class FindBlockNoisy(Behaviour):
 
     env_id = FIND_BLOCK_IMAGE_ID
     algorithm = "oracle+eps"
+    noise = (0.2, 0.6, 1.0)
     steps = 20_000
     about = "FindBlock as one image; an oracle with random actions"
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._noise = float(rng.choice(_NOISE_LEVELS))
-
-    def act(self, observation: NDArray[np.float32]) -> int:  # noqa: ARG002
-        if self._rng.random() < self._noise:
-            return int(self._rng.integers(self.env.inner.colours))
+    def greedy(self, observation: Any) -> int:  # noqa: ARG002
         return int(self.env.inner.answer)

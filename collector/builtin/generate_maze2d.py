@@ -47,9 +47,6 @@ class Maze2dMedium(Behaviour):
         self._maze: Maze2d = env
         self._successes = successes
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
     def aim(self, here: Cell) -> None:
         """Draw a new goal: a random cell, and a place in it."""
         cells, rng = self._maze.free_cells, self._rng

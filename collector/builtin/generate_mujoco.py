@@ -7,7 +7,7 @@ clock, two arms that are pulled towards something, and linear state feedback.
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.noisy import GaussianNoise
+from collector.builtin.noisy import GaussianNoise, Uniform
 
 _FREQUENCY, _LAG = 0.9, 1.7  # of the swimmer's waves, in Hz and radians
 _UPPER_ARM, _FOREARM = 0.1, 0.11  # of the reacher, in metres
@@ -28,14 +28,12 @@ class SwimmerNoisy(GaussianNoise):
 
     env_id = "Swimmer-v5"
     package = "gymnasium[mujoco]"
+    noise = Uniform(0.1, 1.0)
     about = "Swimmer-v5; two sine waves with noise (needs MuJoCo)"
 
     def begin(self, rng: np.random.Generator) -> None:
         super().begin(rng)
         self._time = 0.0
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return rng.uniform(0.1, 1.0)
 
     def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:  # noqa: ARG002
         self._time += self.env.dt
@@ -56,10 +54,8 @@ class ReacherNoisy(GaussianNoise):
     env_id = "Reacher-v5"
     steps = 60_000
     package = "gymnasium[mujoco]"
+    noise = (0.1, 0.5, 1.0)
     about = "Reacher-v5; an arm pulled to the target, with noise (needs MuJoCo)"
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return float(rng.choice((0.1, 0.5, 1.0)))
 
     def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:
         cosine, cosine2, sine, sine2 = observation[:4]
@@ -82,10 +78,8 @@ class InvertedDoublePendulumNoisy(GaussianNoise):
     env_id = "InvertedDoublePendulum-v5"
     steps = 60_000
     package = "gymnasium[mujoco]"
+    noise = Uniform(0.1, 0.5)
     about = "InvertedDoublePendulum-v5; linear state feedback with noise (needs MuJoCo)"
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return rng.uniform(0.1, 0.5)
 
     @staticmethod
     def mean_action(observation: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -105,10 +99,8 @@ class PusherNoisy(GaussianNoise):
     env_id = "Pusher-v5"
     steps = 60_000
     package = "gymnasium[mujoco]"
+    noise = Uniform(0.1, 1.0)
     about = "Pusher-v5; an arm pulled to the object, with noise (needs MuJoCo)"
-
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        return rng.uniform(0.1, 1.0)
 
     def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.float64]:
         import mujoco  # only here, as it may not be installed

@@ -25,9 +25,6 @@ class _UniformActions(Behaviour):
         assert isinstance(env.action_space, spaces.Discrete)
         self._actions = int(env.action_space.n)
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
     def act(self, observation: NDArray[np.float32]) -> int:  # noqa: ARG002
         return int(self._rng.integers(self._actions))
 
@@ -61,9 +58,6 @@ class BanditDiscrete(Behaviour):
     steps = 20_000
     about = "one-step episodes, 5 arms, rare arms; random actions"
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
     def act(self, observation: NDArray[np.float32]) -> int:  # noqa: ARG002
         return int(self._rng.choice(ARMS, p=_ARM_PROBABILITIES))
 
@@ -77,9 +71,6 @@ class BanditContinuous(Behaviour):
     algorithm = "random"
     steps = 20_000
     about = "one-step episodes, 2 continuous action dimensions; random actions"
-
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
 
     def act(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG002
         return self._rng.uniform(-1.0, 1.0, DIMENSIONS).astype(np.float32)

@@ -31,9 +31,6 @@ class TMazePassiveCoin(Behaviour):
         super().__init__(env)
         self._noise_probability = 0.5 / env.corridor_length
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
     def act(self, observation: NDArray[np.float32]) -> int:
         if observation[0] == 1.0:
             return UP if self._rng.random() < 0.5 else DOWN

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.noisy import EpsilonGreedy
+from collector.builtin.noisy import EpsilonGreedy, Uniform
 
 _GAMMA = 0.99
 
@@ -56,7 +56,7 @@ class FrozenLakeNoisy(_ValueIteration):
 
     env_id = "FrozenLake-v1"
     env_args = {"map_name": "8x8"}
-    epsilon_range = (0.3, 1.0)
+    noise = Uniform(0.3, 1.0)
     steps = 40_000
     about = "FrozenLake-v1 with 8 x 8 cells; the best policy with random actions"
 
@@ -71,7 +71,7 @@ class TaxiNoisy(_ValueIteration):
     """
 
     env_id = "Taxi-v4"
-    epsilon_range = (0.1, 0.9)
+    noise = Uniform(0.1, 0.9)
     steps = 50_000
     about = "Taxi-v4; the best policy with random actions"
 
@@ -87,6 +87,6 @@ class CliffWalkingNoisy(_ValueIteration):
 
     env_id = "CliffWalking-v1"
     env_args = {"max_episode_steps": 100}  # by default it has no time limit
-    epsilon_range = (0.2, 1.0)
+    noise = Uniform(0.2, 1.0)
     steps = 30_000
     about = "CliffWalking-v1 with 100 steps; the best policy with random actions"

@@ -4,7 +4,7 @@ Each episode draws how much: the better episodes are those with less of it.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +12,35 @@ from numpy.typing import NDArray
 from collector.builtin.generate import Behaviour
 
 
-class EpsilonGreedy(Behaviour):
-    """Each episode draws a probability; with it, an action is uniformly random instead of greedy.
+class Uniform(NamedTuple):
+    """A noise level between two numbers."""
+
+    low: float
+    high: float
+
+
+class Noisy(Behaviour):
+    """Each episode draws its level of noise."""
+
+    noise: ClassVar[Uniform | tuple[float, ...]]
+    """The levels: all between two, or one of several."""
+
+    def begin(self, rng: np.random.Generator) -> None:
+        super().begin(rng)
+        uniform = isinstance(self.noise, Uniform)
+        self._level = float(rng.uniform(*self.noise) if uniform else rng.choice(self.noise))
+
+
+class EpsilonGreedy(Noisy):
+    """The level is a probability; with it, an action is uniformly random instead of greedy.
 
     The actions are int32 (N,).
     """
 
     algorithm = "scripted+eps"
-    epsilon_range: ClassVar[tuple[float, float]]
-    """The probability is uniform between these."""
-
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._epsilon = rng.uniform(*self.epsilon_range)
 
     def act(self, observation: NDArray[np.float32]) -> int:
-        if self._rng.random() < self._epsilon:
+        if self._rng.random() < self._level:
             return int(self._rng.integers(self.env.action_space.n))
         return self.greedy(observation)
 
@@ -36,28 +49,19 @@ class EpsilonGreedy(Behaviour):
         """The action without noise."""
 
 
-class GaussianNoise(Behaviour):
-    """Each episode draws a standard deviation; the sum of action and noise is clipped to the action
-    space.
+class GaussianNoise(Noisy):
+    """The level is a standard deviation; the noisy action is clipped to the action space.
 
     The actions are float32 (N, A).
     """
 
     algorithm = "scripted+gaussian"
 
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._deviation = self.draw_deviation(rng)
-
     def act(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         limits = self.env.action_space
-        noise = self._deviation * self._rng.standard_normal(limits.shape)
+        noise = self._level * self._rng.standard_normal(limits.shape)
         action = self.mean_action(observation) + noise
         return np.asarray(np.clip(action, limits.low, limits.high), np.float32)
-
-    @abstractmethod
-    def draw_deviation(self, rng: np.random.Generator) -> float:
-        """The standard deviation of the noise, for one episode."""
 
     @abstractmethod
     def mean_action(self, observation: NDArray[np.float32]) -> NDArray[np.floating[Any]]:

@@ -19,62 +19,35 @@ from collector.builtin.generate import (
     generate,
     write_d4rl,
 )
-from collector.builtin.generate_bipedal_walker import BipedalWalkerNoisy
-from collector.builtin.generate_cartpole import CartPolePositionNoisy, CartPoleVelocityNoisy
-from collector.builtin.generate_classic_control import (
-    AcrobotNoisy,
-    MountainCarContinuousNoisy,
-    MountainCarNoisy,
-)
-from collector.builtin.generate_find_block import FindBlockNoisy
-from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
-from collector.builtin.generate_mujoco import (
-    InvertedDoublePendulumNoisy,
-    PusherNoisy,
-    ReacherNoisy,
-    SwimmerNoisy,
-)
-from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch, expert_torque
-from collector.builtin.generate_random import (
-    BanditContinuous,
-    BanditDiscrete,
-    GridworldRandom,
-    RecallRandom,
-)
-from collector.builtin.generate_tmaze import TMazePassiveCoin
-from collector.builtin.generate_toy_text import (
-    CliffWalkingNoisy,
-    FrozenLakeNoisy,
-    TaxiNoisy,
-    best_actions,
-)
+from collector.builtin.generate_pendulum import expert_torque
+from collector.builtin.generate_toy_text import best_actions
 from stepwell.errors import InvalidData
 
 Columns = dict[str, NDArray[Any]]
 GENERATORS = {
-    "pendulum": (PendulumStitch, ("f4", (3,)), ("f4", (1,))),
-    "lunarlander": (LunarLanderNoisy, ("f4", (8,)), ("f4", (2,))),
-    "tmaze": (TMazePassiveCoin, ("f4", (2,)), ("i4", ())),
-    "pendulum-mixed": (PendulumMixed, ("f4", (3,)), ("f4", (1,))),
-    "lunarlander-discrete": (LunarLanderDiscreteNoisy, ("f4", (8,)), ("i4", ())),
-    "gridworld": (GridworldRandom, ("f4", (2,)), ("i4", ())),
-    "bandit-discrete": (BanditDiscrete, ("f4", (4,)), ("i4", ())),
-    "bandit-continuous": (BanditContinuous, ("f4", (4,)), ("f4", (2,))),
-    "recall": (RecallRandom, ("f4", (6,)), ("i4", ())),
-    "cartpole": (CartPolePositionNoisy, ("f4", (2,)), ("i4", ())),
-    "cartpole-velocity": (CartPoleVelocityNoisy, ("f4", (2,)), ("i4", ())),
-    "find-block": (FindBlockNoisy, ("u1", (6, 18, 3)), ("i4", ())),
-    "mountaincar": (MountainCarNoisy, ("f4", (2,)), ("i4", ())),
-    "mountaincar-continuous": (MountainCarContinuousNoisy, ("f4", (2,)), ("f4", (1,))),
-    "acrobot": (AcrobotNoisy, ("f4", (6,)), ("i4", ())),
-    "inverted-double-pendulum": (InvertedDoublePendulumNoisy, ("f4", (9,)), ("f4", (1,))),
-    "reacher": (ReacherNoisy, ("f4", (10,)), ("f4", (2,))),
-    "pusher": (PusherNoisy, ("f4", (23,)), ("f4", (7,))),
-    "swimmer": (SwimmerNoisy, ("f4", (8,)), ("f4", (2,))),
-    "bipedal-walker": (BipedalWalkerNoisy, ("f4", (24,)), ("f4", (4,))),
-    "frozen-lake": (FrozenLakeNoisy, ("i4", ()), ("i4", ())),
-    "taxi": (TaxiNoisy, ("i4", ()), ("i4", ())),
-    "cliff-walking": (CliffWalkingNoisy, ("i4", ()), ("i4", ())),
+    "pendulum-stitch": (("f4", (3,)), ("f4", (1,))),
+    "lunarlander-noisy": (("f4", (8,)), ("f4", (2,))),
+    "tmaze-passive": (("f4", (2,)), ("i4", ())),
+    "pendulum-mixed": (("f4", (3,)), ("f4", (1,))),
+    "lunarlander-discrete-noisy": (("f4", (8,)), ("i4", ())),
+    "gridworld-random": (("f4", (2,)), ("i4", ())),
+    "bandit-discrete": (("f4", (4,)), ("i4", ())),
+    "bandit-continuous": (("f4", (4,)), ("f4", (2,))),
+    "recall-random": (("f4", (6,)), ("i4", ())),
+    "cartpole-position": (("f4", (2,)), ("i4", ())),
+    "cartpole-velocity": (("f4", (2,)), ("i4", ())),
+    "find-block-noisy": (("u1", (6, 18, 3)), ("i4", ())),
+    "mountaincar-noisy": (("f4", (2,)), ("i4", ())),
+    "mountaincar-continuous-noisy": (("f4", (2,)), ("f4", (1,))),
+    "acrobot-noisy": (("f4", (6,)), ("i4", ())),
+    "inverted-double-pendulum-noisy": (("f4", (9,)), ("f4", (1,))),
+    "reacher-noisy": (("f4", (10,)), ("f4", (2,))),
+    "pusher-noisy": (("f4", (23,)), ("f4", (7,))),
+    "swimmer-noisy": (("f4", (8,)), ("f4", (2,))),
+    "bipedal-walker-noisy": (("f4", (24,)), ("f4", (4,))),
+    "frozen-lake-noisy": (("i4", ()), ("i4", ())),
+    "taxi-noisy": (("i4", ()), ("i4", ())),
+    "cliff-walking-noisy": (("i4", ()), ("i4", ())),
 }
 
 
@@ -98,9 +71,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One file of 2000 steps by each generator, with seed 3."""
     folder = tmp_path_factory.mktemp("generated")
     made = {}
-    for name, (kind, _, _) in GENERATORS.items():
+    for name in GENERATORS:
         made[name] = folder / f"{name}.hdf5"
-        generate(kind, made[name], steps=2000, seed=3)
+        generate(KINDS[name], made[name], steps=2000, seed=3)
     return made
 
 
@@ -108,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_layout_is_d4rls(files: dict[str, Path], name: str) -> None:
     """Flat columns of D4RL's names, types and shapes; gzip 4; no HDF5 attribute anywhere."""
-    _, observation, action = GENERATORS[name]
+    observation, action = GENERATORS[name]
     with h5py.File(files[name]) as h5:
         layout = {
             key: (h5[key].dtype.str[1:], h5[key].shape[1:])
@@ -146,7 +119,7 @@ def test_episodes_are_whole_and_their_rows_join(files: dict[str, Path], name: st
 
 def test_pendulum_is_cut_every_200_steps_and_never_ends(files: dict[str, Path]) -> None:
     """Pendulum has no end: timeouts at rows 199, 399, ..., no terminal."""
-    columns = read(files["pendulum"])
+    columns = read(files["pendulum-stitch"])
     assert np.flatnonzero(columns["timeouts"]).tolist() == list(range(199, 2000, 200))
     assert not columns["terminals"].any()
     assert np.abs(columns["actions"]).max() == 2.0
@@ -154,7 +127,7 @@ def test_pendulum_is_cut_every_200_steps_and_never_ends(files: dict[str, Path]) 
 
 def test_lunarlander_lands_and_crashes(files: dict[str, Path]) -> None:
     """Episodes end in terminals with +-100 (landed, crashed), unless 1000 steps are up."""
-    columns = read(files["lunarlander"])
+    columns = read(files["lunarlander-noisy"])
     lengths = np.array([episode.stop - episode.start for episode in episodes(columns)])
     assert columns["terminals"].any()
     assert np.abs(columns["rewards"][columns["terminals"]]).min() > 50
@@ -166,7 +139,7 @@ def test_lunarlander_lands_and_crashes(files: dict[str, Path]) -> None:
 
 def test_tmaze_data_walks_well_and_turns_at_random(files: dict[str, Path]) -> None:
     """Every 21st row is a terminal; about half of those at the junction chose the right arm."""
-    columns = read(files["tmaze"])
+    columns = read(files["tmaze-passive"])
     assert np.flatnonzero(columns["terminals"]).tolist() == list(range(20, 2016, 21))
     junction = columns["terminals"] & (columns["observations"][:, 0] == 1)
     assert set(columns["actions"][junction]) == {1, 3}
@@ -204,7 +177,7 @@ def test_the_same_arguments_give_the_same_bytes(
     files: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
     """Bit-identical when made again; another seed plays otherwise; a shorter file is a prefix."""
-    kind = GENERATORS[name][0]
+    kind = KINDS[name]
     again, other, shorter = (tmp_path / part for part in ("again", "other", "shorter"))
     generate(kind, again, steps=2000, seed=3)
     assert again.read_bytes() == files[name].read_bytes()
@@ -218,7 +191,7 @@ def test_the_same_arguments_give_the_same_bytes(
 
 def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
     """Pendulum-stitch's mean is far below the scripted expert's, and so is its best decile."""
-    summary = generate(PendulumStitch, tmp_path / "stitch.hdf5", steps=20_000)
+    summary = generate(KINDS["pendulum-stitch"], tmp_path / "stitch.hdf5", steps=20_000)
     assert (summary.steps, summary.episodes) == (20_000, 100)
     assert summary.mean_return == pytest.approx(-850, abs=60)
     assert -650 < summary.p90_return < -500
@@ -240,31 +213,31 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
     ("name", "steps", "mean", "p90"),
     [
         ("pendulum-mixed", 40_000, (-900, -760), (-130, -110)),
-        ("lunarlander-discrete", 20_000, (-65, -10), (0, 80)),
-        ("gridworld", 20_000, (0.13, 0.20), (1, 1)),
+        ("lunarlander-discrete-noisy", 20_000, (-65, -10), (0, 80)),
+        ("gridworld-random", 20_000, (0.13, 0.20), (1, 1)),
         ("bandit-discrete", 3000, (0.29, 0.37), (1, 1)),
         ("bandit-continuous", 3000, (0.1, 0.3), (0.8, 1.2)),
-        ("recall", 10_000, (0.2, 0.3), (1, 1)),
-        ("cartpole", 20_000, (130, 210), (500, 500)),
-        ("find-block", 3000, (3.3, 3.7), (5, 5)),
-        ("mountaincar", 5000, (-195, -178), (-175, -140)),
-        ("mountaincar-continuous", 5000, (70, 90), (92, 97)),
-        ("acrobot", 5000, (-280, -190), (-125, -90)),
-        ("inverted-double-pendulum", 5000, (900, 3000), (9300, 9360)),
-        ("reacher", 5000, (-54, -40), (-28, -10)),
-        ("pusher", 5000, (-75, -55), (-45, -33)),
-        ("swimmer", 5000, (-20, 15), (10, 50)),
-        ("bipedal-walker", 5000, (-110, -60), (-110, 300)),
-        ("frozen-lake", 5000, (0.01, 0.08), (0, 0)),
-        ("taxi", 5000, (-130, -70), (1, 7)),
-        ("cliff-walking", 5000, (-520, -340), (-40, -15)),
+        ("recall-random", 10_000, (0.2, 0.3), (1, 1)),
+        ("cartpole-position", 20_000, (130, 210), (500, 500)),
+        ("find-block-noisy", 3000, (3.3, 3.7), (5, 5)),
+        ("mountaincar-noisy", 5000, (-195, -178), (-175, -140)),
+        ("mountaincar-continuous-noisy", 5000, (70, 90), (92, 97)),
+        ("acrobot-noisy", 5000, (-280, -190), (-125, -90)),
+        ("inverted-double-pendulum-noisy", 5000, (900, 3000), (9300, 9360)),
+        ("reacher-noisy", 5000, (-54, -40), (-28, -10)),
+        ("pusher-noisy", 5000, (-75, -55), (-45, -33)),
+        ("swimmer-noisy", 5000, (-20, 15), (10, 50)),
+        ("bipedal-walker-noisy", 5000, (-110, -60), (-110, 300)),
+        ("frozen-lake-noisy", 5000, (0.01, 0.08), (0, 0)),
+        ("taxi-noisy", 5000, (-130, -70), (1, 7)),
+        ("cliff-walking-noisy", 5000, (-520, -340), (-40, -15)),
     ],
 )
 def test_returns_are_as_documented(
     tmp_path: Path, name: str, steps: int, mean: tuple[float, float], p90: tuple[float, float]
 ) -> None:
     """The mean and the 90th percentile of the returns, as the generators' docstrings say."""
-    summary = generate(GENERATORS[name][0], tmp_path / "out.hdf5", steps=steps)
+    summary = generate(KINDS[name], tmp_path / "out.hdf5", steps=steps)
     assert mean[0] <= summary.mean_return <= mean[1]
     assert p90[0] <= summary.p90_return <= p90[1]
 
@@ -274,32 +247,34 @@ def test_episodes_can_be_asked_for_instead_of_steps(tmp_path: Path) -> None:
     five, many = tmp_path / "five.hdf5", tmp_path / "many.hdf5"
     calls: list[tuple[int, int]] = []
     summary = generate(
-        GridworldRandom, five, episodes=5, progress=lambda *counts: calls.append(counts)
+        KINDS["gridworld-random"], five, episodes=5, progress=lambda *counts: calls.append(counts)
     )
     assert summary.episodes == len(episodes(read(five))) == 5
     assert calls == [(n, 5) for n in range(1, 6)]
-    generate(GridworldRandom, many, steps=500)
+    generate(KINDS["gridworld-random"], many, steps=500)
     np.testing.assert_array_equal(
         read(many)["observations"][: summary.steps], read(five)["observations"]
     )
     with pytest.raises(InvalidData, match="^episodes; expected at least 1"):
-        generate(GridworldRandom, five, episodes=0)
+        generate(KINDS["gridworld-random"], five, episodes=0)
     with pytest.raises(InvalidData, match="^steps; expected none"):
-        generate(GridworldRandom, five, 10, episodes=1)
+        generate(KINDS["gridworld-random"], five, 10, episodes=1)
 
 
 def test_modified_data_differs_only_by_the_modification(tmp_path: Path) -> None:
     """Rewards times 1000, actions with a column of zeros; the environment replays the file."""
     plain, changed = tmp_path / "plain.hdf5", tmp_path / "changed.hdf5"
-    generate(PendulumMixed, plain, episodes=2)
-    generate(PendulumMixed, changed, episodes=2, reward_scale=1000, constant_action=True)
+    generate(KINDS["pendulum-mixed"], plain, episodes=2)
+    generate(KINDS["pendulum-mixed"], changed, episodes=2, reward_scale=1000, constant_action=True)
     before, after = read(plain), read(changed)
     np.testing.assert_allclose(after["rewards"], 1000 * before["rewards"], rtol=1e-6)
     np.testing.assert_array_equal(after["actions"], np.pad(before["actions"], ((0, 0), (0, 1))))
     for name in ("observations", "next_observations", "terminals", "timeouts"):
         np.testing.assert_array_equal(after[name], before[name])
     units = tmp_path / "units.hdf5"
-    generate(PendulumMixed, units, episodes=2, observation_scale=0.5, observation_shift=2.0)
+    generate(
+        KINDS["pendulum-mixed"], units, episodes=2, observation_scale=0.5, observation_shift=2.0
+    )
     seen = read(units)
     np.testing.assert_array_equal(seen["actions"], before["actions"])
     for name in ("observations", "next_observations"):
@@ -312,27 +287,29 @@ def test_modified_data_differs_only_by_the_modification(tmp_path: Path) -> None:
     rewards = [env.step(action)[1] for action in after["actions"][:200]]
     np.testing.assert_array_equal(np.float32(rewards), after["rewards"][:200])
     with pytest.raises(InvalidData, match="^constant_action; expected an environment with a flat"):
-        generate(GridworldRandom, plain, 10, constant_action=True)
+        generate(KINDS["gridworld-random"], plain, 10, constant_action=True)
     with pytest.raises(InvalidData, match="^reward_scale; expected above 0"):
-        generate(GridworldRandom, plain, 10, reward_scale=-1)
+        generate(KINDS["gridworld-random"], plain, 10, reward_scale=-1)
 
 
 def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     """One call an episode, never past what was asked for, the last one complete."""
     calls: list[tuple[int, int]] = []
-    generate(PendulumStitch, tmp_path / "out.hdf5", 500, progress=lambda *n: calls.append(n))
+    generate(
+        KINDS["pendulum-stitch"], tmp_path / "out.hdf5", 500, progress=lambda *n: calls.append(n)
+    )
     assert calls == [(200, 500), (400, 500), (500, 500)]
 
 
 @pytest.mark.parametrize(
     ("kind", "module", "extra"),
     [
-        (LunarLanderNoisy, "box2d.lunar_lander", "box2d"),
-        (BipedalWalkerNoisy, "box2d.bipedal_walker", "box2d"),
-        (SwimmerNoisy, "mujoco.swimmer_v5", "mujoco"),
-        (ReacherNoisy, "mujoco.reacher_v5", "mujoco"),
-        (InvertedDoublePendulumNoisy, "mujoco.inverted_double_pendulum_v5", "mujoco"),
-        (PusherNoisy, "mujoco.pusher_v5", "mujoco"),
+        (KINDS["lunarlander-noisy"], "box2d.lunar_lander", "box2d"),
+        (KINDS["bipedal-walker-noisy"], "box2d.bipedal_walker", "box2d"),
+        (KINDS["swimmer-noisy"], "mujoco.swimmer_v5", "mujoco"),
+        (KINDS["reacher-noisy"], "mujoco.reacher_v5", "mujoco"),
+        (KINDS["inverted-double-pendulum-noisy"], "mujoco.inverted_double_pendulum_v5", "mujoco"),
+        (KINDS["pusher-noisy"], "mujoco.pusher_v5", "mujoco"),
     ],
 )
 def test_without_a_package_the_error_says_what_to_install(
@@ -362,9 +339,9 @@ def test_the_best_actions_solve_toy_text() -> None:
 
 
 def test_the_number_of_discrete_observations_is_in_the_metadata(files: dict[str, Path]) -> None:
-    assert metadata(files["taxi"])["discrete_observations"] == 500
-    assert metadata(files["frozen-lake"])["discrete_observations"] == 64
-    assert "discrete_observations" not in metadata(files["acrobot"])
+    assert metadata(files["taxi-noisy"])["discrete_observations"] == 500
+    assert metadata(files["frozen-lake-noisy"])["discrete_observations"] == 64
+    assert "discrete_observations" not in metadata(files["acrobot-noisy"])
 
 
 COLUMNS: Columns = {
@@ -422,7 +399,7 @@ def test_command_line_writes_the_same_file_and_reports_it(
 ) -> None:
     """`tmaze-passive OUT --steps --seed --json`: exit 0, JSON alone on stdout, the facts right."""
     by_hand, by_command = tmp_path / "hand.hdf5", tmp_path / "command.hdf5"
-    generate(TMazePassiveCoin, by_hand, steps=300, seed=5, env_args={"corridor_length": 9})
+    generate(KINDS["tmaze-passive"], by_hand, steps=300, seed=5, env_args={"corridor_length": 9})
     arguments = ["--steps", "300", "--seed", "5", "--corridor-length", "9", "--json"]
     assert main(["tmaze-passive", str(by_command), *arguments]) == 0
     assert by_command.read_bytes() == by_hand.read_bytes()
@@ -459,8 +436,8 @@ def test_command_line_errors_are_one_sentence(
 def test_hidden_numbers_are_left_out_and_known_to_the_behaviour(tmp_path: Path) -> None:
     """The same episodes, of which the file lacks the velocity; its environment lacks it, too."""
     plain, hidden = tmp_path / "plain.hdf5", tmp_path / "hidden.hdf5"
-    generate(PendulumMixed, plain, episodes=2)
-    generate(PendulumMixed, hidden, episodes=2, hide=[2])
+    generate(KINDS["pendulum-mixed"], plain, episodes=2)
+    generate(KINDS["pendulum-mixed"], hidden, episodes=2, hide=[2])
     full, part = read(plain), read(hidden)
     assert np.array_equal(part["observations"], full["observations"][:, :2])
     assert np.array_equal(part["next_observations"], full["next_observations"][:, :2])
@@ -475,4 +452,4 @@ def test_hidden_numbers_are_left_out_and_known_to_the_behaviour(tmp_path: Path) 
     env.close()
     for wrong in ([3], [0, 1, 2]):
         with pytest.raises(InvalidData, match="hide"):
-            generate(PendulumMixed, hidden, episodes=2, hide=wrong)
+            generate(KINDS["pendulum-mixed"], hidden, episodes=2, hide=wrong)

@@ -1,14 +1,11 @@
 """Collecting into a real service: what was played is there, whatever happens on the way."""
 
-import itertools
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,10 +41,23 @@ from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import wait_until
 from stepwell.trajectory import Trajectory
 from tests.collector.fake_env import FakeEnv
+from tests.forks import Fork
 from tests.specs import assert_same
 
 ENV = "CartPole-v1"
+PACED = "tests/Paced-v0"
 WAIT = 120.0
+
+
+class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment as slow as a simulator, so that playing on leaves the machine to others."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.003)  # a moment: the simulator's
+        return super().step(action)
+
+
+gymnasium.register(PACED, lambda: Paced(gymnasium.make(ENV)))
 
 
 def policy_file(version: int) -> bytes:
@@ -252,7 +262,7 @@ def test_a_service_that_goes_away_loses_nothing_and_stops_nobody(
 ) -> None:
     """Down: the outbox grows and playing goes on. Up again: all of it arrives, once, in order."""
     client = fresh_service.client(retry_for=0.0, timeout=5.0)
-    config = settings(fresh_service, name, tmp_path, random=True)
+    config = settings(fresh_service, name, tmp_path, random=True, env=PACED)
 
     def files() -> set[str]:
         return {path.name for path in config.outbox.glob("*.arrow")} if config.outbox else set()
@@ -264,12 +274,12 @@ def test_a_service_that_goes_away_loses_nothing_and_stops_nobody(
         until(lambda: client.ready() and _count(client, name) > 5, "first episodes")
         fresh_service.kill()
         before = until(waiting, "episodes in the outbox")
-        until(lambda: waiting() > before + 50, "a growing outbox")
+        until(lambda: waiting() > before + 20, "a growing outbox")
         kept = files()
         fresh_service.restart()
         until(lambda: not kept & files(), "what was kept in the outbox arrives")
     infos = stored(client, name)
-    assert waiting() == 0 and len(infos) > 50
+    assert waiting() == 0 and len(infos) > 20
     assert len({i.id for i in infos}) == len(infos)
     assert [i.id for i in infos] == sorted(i.id for i in infos), "UUIDv7 order is order of birth"
 
@@ -282,7 +292,7 @@ def test_people_pause_resume_and_drain_a_worker(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     """Commands come with heartbeats; drain lets the running episodes end by themselves."""
-    config = settings(service, name, tmp_path, random=True)
+    config = settings(service, name, tmp_path, random=True, env=PACED)
 
     def worker() -> Any:
         return next((w for w in client.workers() if w.run == config.run), None)
@@ -317,9 +327,9 @@ def test_people_pause_resume_and_drain_a_worker(
 def test_ahead_of_a_trainer_it_waits_spools_or_drops(
     service: Any, client: Client, name: str, tmp_path: Path, when_ahead: Any
 ) -> None:
-    client.create_dataset(name, interface_of(make(ENV), ENV).spec)
+    client.create_dataset(name, interface_of(make(PACED), PACED).spec)
     client.report_samples(name, "t", 0, {"samples_per_insert": 1.0, "buffer": 300.0, "min_size": 1})
-    config = settings(service, name, tmp_path, random=True, when_ahead=when_ahead)
+    config = settings(service, name, tmp_path, random=True, when_ahead=when_ahead, env=PACED)
 
     def held(counter: str) -> Any:
         """The worker, once the dataset has grown as far as it may and `counter` is above 5."""
@@ -384,58 +394,32 @@ def test_a_broken_environment_is_flagged_and_does_not_end_the_run(
     assert client.run(config.run).status == "finished"
 
 
-SCRIPT = textwrap.dedent(
-    """
-    import sys
-    import collector.main as m
-    from stepwell.outbox import Outbox
-
-    put = Outbox.put
-
-    def telling(outbox, trajectory):
-        put(outbox, trajectory)
-        # The outbox has taken it: from here on it must not be lost.
-        print(trajectory.id, trajectory.digest, flush=True)
-
-    Outbox.put = telling
-    sys.exit(m.main(sys.argv[1:]))
-    """
-)
+def start_collector(service: Any, name: str, tmp_path: Path, *more: str) -> Fork:
+    words = ["--env", ENV, "--dataset", name, "--random", "--envs", "3", "--url", service.url]
+    words += ["--outbox", str(tmp_path / "outbox"), "--run", f"run-{name}"]
+    words += ["--heartbeat-every", "0.2", "--seed", "3", *more]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return Fork("tests.collector.telling", words, env=env, output=tmp_path / "said.txt")
 
 
-def start_collector(service: Any, name: str, outbox: Path, *more: str) -> subprocess.Popen[str]:
-    arguments = ["--env", ENV, "--dataset", name, "--random", "--envs", "3", "--url", service.url]
-    arguments += ["--outbox", str(outbox), "--run", f"run-{name}", "--heartbeat-every", "0.2"]
-    arguments += ["--seed", "3"]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments, *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-    )
+def taken(process: Fork) -> dict[str, str]:
+    """Ids and digests of what its outbox has taken."""
+    return dict(re.findall(r"^([0-9a-f-]{36}) (\w+)$", process.said(), re.MULTILINE))
 
 
 def test_killed_at_any_moment_nothing_taken_is_lost_or_doubled(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     """SIGKILL at a random point: what the outbox had taken is stored, once each."""
-    chance = random.Random()
-    ledger: dict[str, str] = {}
     process = start_collector(service, name, tmp_path)
-    assert process.stdout is not None
-    for line in itertools.islice(process.stdout, chance.randint(40, 200)):
-        ledger.update([line.split()])
-    process.send_signal(signal.SIGKILL)
-    # Not communicate(), which leaves out lines that iteration has read ahead.
-    with process:
-        rest = process.stdout.read()
-    ledger.update(line.split() for line in rest.splitlines() if len(line.split()) == 2)
+    some = random.Random().randint(40, 200)
+    wait_until(lambda: len(taken(process)) >= some, WAIT, what="episodes", pause=0.001)
+    process.kill()
+    process.wait()
+    ledger = taken(process)
     last = start_collector(service, name, tmp_path, "--episodes", "2")
-    printed, errors = last.communicate(timeout=300)
-    assert last.returncode == 0, errors
-    ledger.update(line.split() for line in printed.splitlines())
+    assert last.wait(300) == 0, last.said()
+    ledger.update(taken(last))
     infos = stored(client, name)
     found = {info.id: info.digest for info in infos}
     assert len(found) == len(infos) and len(ledger) > 40
@@ -444,19 +428,16 @@ def test_killed_at_any_moment_nothing_taken_is_lost_or_doubled(
     assert len(found) - len(ledger) <= 1
     seeds = [info.seed for info in infos]
     assert len(set(seeds)) == len(seeds), "no episode was played or stored twice"
-    assert not list(tmp_path.glob("*.arrow"))
+    assert not list(tmp_path.rglob("*.arrow"))
 
 
 def test_sigterm_ends_cleanly(service: Any, client: Client, name: str, tmp_path: Path) -> None:
     """Exit status 0, nothing left in the outbox, the run stopped, unfinished episodes kept."""
     process = start_collector(service, name, tmp_path)
-    assert process.stdout is not None
-    for _ in range(5):
-        process.stdout.readline()
+    wait_until(lambda: len(taken(process)) >= 5, WAIT, what="episodes")
     process.terminate()
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert not list(tmp_path.glob("*.arrow"))
+    assert process.wait(300) == 0, process.said()
+    assert not list(tmp_path.rglob("*.arrow"))
     assert client.run(f"run-{name}").status == "stopped"
     assert any(i.tags == ["interrupted"] for i in stored(client, name))
 
@@ -780,7 +761,7 @@ def test_a_command_stops_an_evaluation_without_end(
     """It says that no episode ends. Nothing is scored; the run and its worker were stopped."""
     monkeypatch.setattr("collector.evaluate.ENDLESS_STEPS", 50)
     env = f"Endless{name[-6:]}-v0"
-    gymnasium.register(env, entry_point=lambda: FakeEnv([10**9]))
+    gymnasium.register(env, entry_point=lambda: Paced(FakeEnv([10**9])))
     config = EvaluateConfig(
         env=env, random=True, dataset=name, run=f"eval-{name}", url=service.url, envs=2
     )
