@@ -25,9 +25,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from server.imports.archive import Archive
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, join, put
 from server.imports.images import pixels
 from server.imports.minari_metadata import COLUMNS, METADATA, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -55,13 +55,14 @@ class Column:
     """"2,3" where the file says it beside the column."""
 
 
-class ArrowEpisodes:
-    """An opened folder (named.py: Episodes)."""
+class ArrowEpisodes(Episodes):
+    """An opened folder (episodes.py: Episodes)."""
 
     def __init__(
         self, archive: Archive, metadata: Metadata, options: ImportOptions, memory: int
     ) -> None:
         self._archive, self._metadata, self._memory = archive, metadata, memory
+        self.env = metadata.env
         self._parts: dict[int, list[str]] = {}
         self._last: tuple[int, dict[str, Column]] = (-1, {})
         self._declared: dict[str, Mapping[str, Declared]] = {
@@ -85,10 +86,6 @@ class ArrowEpisodes:
 
     def written_spec(self) -> EnvSpec | None:
         return self._metadata.written_spec()
-
-    @property
-    def env(self) -> str:
-        return self._metadata.env
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         column = self._columns(number)[leaf.path]

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, join, put
 from server.imports.hdf5 import check_flat, check_place, first_line, unknown_filter
 from server.imports.images import JPEG, pixels
 from server.imports.minari_metadata import COLUMNS, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
@@ -42,13 +42,13 @@ MAX_LEAVES = 512
 MAX_LEVELS = 8
 
 
-class Hdf5Episodes:
-    """An opened file (named.py: Episodes)."""
+class Hdf5Episodes(Episodes):
+    """An opened file (episodes.py: Episodes)."""
 
     def __init__(
         self, h5: h5py.File, metadata: Metadata, options: ImportOptions, memory: int
     ) -> None:
-        self._h5, self._metadata = h5, metadata
+        self._h5, self._metadata, self.env = h5, metadata, metadata.env
         self._short: set[int] = set()
         self.layout = self._survey(options, memory)
 
@@ -57,10 +57,6 @@ class Hdf5Episodes:
 
     def written_spec(self) -> EnvSpec | None:
         return self._metadata.written_spec()
-
-    @property
-    def env(self) -> str:
-        return self._metadata.env
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         group = self._h5[f"episode_{number}"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.imports.episodes import Declared, Layout
 from server.imports.minari_spaces import declared_spaces
-from server.imports.named import Declared, Layout
 from server.imports.raw_file import Array, ImportRefused, as_flags
 from stepwell._wording import pluralize
 from stepwell.errors import InvalidData

@@ -79,8 +79,7 @@ class ImportOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """What the reader of a format found. Each has a function `reading(file, options, memory,
-    max_rows)`, a context manager; while it is open, `trajectories` can be read."""
+    """What a file holds; while it is open, `trajectories` can be read."""
 
     format: str
     spec: EnvSpec

@@ -352,7 +352,7 @@ def test_whole_numbers_as_observations_are_states(read: Read, dtype: str) -> Non
     box = read(arrays, observation="box")[0].spec.observations["observation"]
     assert isinstance(box, Box)
     assert (box.shape, box.dtype) == ((1,), dtype)
-    with pytest.raises(ImportRefused, match="^observations are outside"):
+    with pytest.raises(ImportRefused, match="/observations are outside"):
         read(arrays, observation="discrete:2")
     for wrong in ("discrete:0", "discrete:", "states"):
         with pytest.raises(ImportRefused, match=r"^\?observation="):
@@ -371,7 +371,7 @@ def test_other_whole_numbers_as_observations_stay_numbers(read: Read) -> None:
     made = read(arrays, observation="discrete:4")[1]
     assert made[0].obs["observation"].tolist()[:6] == [0, 2, 1, 2, 0, 1]
     arrays["observations"][2] = 0.5
-    with pytest.raises(ImportRefused, match="^observations does not fit its type"):
+    with pytest.raises(ImportRefused, match="/observations does not fit its type"):
         read(arrays, observation="discrete:4")
 
 
@@ -387,8 +387,8 @@ def test_observations_are_discrete_if_the_file_says_of_how_many(read: Read) -> N
     found, made = read(arrays)
     assert found.spec.observations["observation"] == Discrete(4)
     assert made[0].obs["observation"].tolist() == [0, 2, 1, 2, 0, 1, 3]
-    for states, says in ((2, "^observations are outside"), (3, "^next_observations are outside")):
-        with pytest.raises(ImportRefused, match=says):
+    for states in (2, 3):  # the next observation is 3
+        with pytest.raises(ImportRefused, match="/observations are outside"):
             read(arrays | {"metadata/discrete_observations": states})
     for wrong in (0, 10**9, 4.0, np.bytes_("4")):
         with pytest.raises(ImportRefused, match="metadata/discrete_observations"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from server.imports import minari
-from server.imports.parser import recognised
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 from .test_imports_minari import TEXT, jpeg
 
@@ -86,18 +84,7 @@ def read(tmp_path: Path) -> Read:
     return read_
 
 
-def read_folder(folder: Path) -> tuple[Reading, list[Trajectory]]:
-    options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32)
-    kind, files = files_of(folder)
-    assert kind == "minari"
-    with zipped(files) as packed, open(packed, "rb", buffering=0) as file:
-        options = replace(options, size=packed.stat().st_size)
-        assert recognised(file, replace(options, format="zip"), 1 << 30) == "minari"
-        with minari.reading(file, options, 1 << 30, 10**6) as found:
-            made = list(found.trajectories)
-    for trajectory in made:
-        trajectory.check(found.spec)
-    return found, made
+read_folder = read_file
 
 
 @pytest.mark.parametrize("kind", KINDS)
