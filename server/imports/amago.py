@@ -35,8 +35,8 @@ from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
-    as_flags,
     check_size,
+    last_flag,
 )
 from stepwell._folders import PICKLE
 from stepwell._wording import pluralize
@@ -170,7 +170,8 @@ class AmagoEpisodes(Episodes):
         self._binary = self._binary and bool(((actions == 0) | (actions == 1)).all())
         self._one_hot = self._one_hot and self._binary and bool((actions.sum(axis=1) == 1).all())
         leaf = Leaf("actions", actions.shape[1:], actions.dtype)
-        self.layout.add(number, steps, name, observations, {DEFAULT_ACTION: leaf}, {})
+        here = {"observation": observations, "action": {DEFAULT_ACTION: leaf}}
+        self.layout.add(number, steps, name, here)
         stem = STEM.fullmatch(name.rpartition("/")[2].removesuffix(".npz"))
         times = arrays["time_idxs"][:, 0]
         return _File(
@@ -240,11 +241,7 @@ def _checked(name: str, arrays: dict[str, Array]) -> dict[str, Array]:
                 expected="L observations, rl2s and time_idxs, L-1 rews, dones and actions",
                 got=f"{list(array.shape)}; rews {list(arrays['rews'].shape)}",
             )
-    arrays["dones"] = as_flags(f"{name}/dones", arrays["dones"])
-    if bool(arrays["dones"][:-1].any()):
-        raise ImportRefused(
-            f"{name}/dones is set before the last step", expected="one episode in each file"
-        )
+    last_flag(f"{name}/dones", arrays["dones"])
     times = arrays["time_idxs"][:, 0]
     if times.dtype.kind not in "iu" or int(times[0]) < 0 or bool((np.diff(times) != 1).any()):
         raise ImportRefused(

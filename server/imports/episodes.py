@@ -10,9 +10,10 @@ in lower case, with the words of all episodes as vocabulary.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from server.imports.raw_file import (
     ImportRefused,
     Reading,
     same_name,
+    why_dropped,
 )
 from server.imports.spec import (
     action_space,
@@ -42,6 +44,8 @@ from stepwell._wording import pluralize
 from stepwell.errors import InvalidData, InvalidTrajectory
 from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
+    DEFAULT_ACTION,
+    DEFAULT_OBSERVATION,
     DTYPES,
     MAX_ELEMENTS,
     Box,
@@ -62,6 +66,8 @@ MAX_DIMENSIONS = 8
 MOST_LINES = 40
 """Most warnings about single infos."""
 REWARDS = Box((), "float32")
+DEFAULTS = {"observation": DEFAULT_OBSERVATION, "action": DEFAULT_ACTION, "info": ""}
+"""Keys of arrays without a name."""
 TEXT = "text"
 Declared = Space | str
 """A space that the file declares, or `TEXT`: its vocabulary comes from the data."""
@@ -80,6 +86,10 @@ class Leaf:
     """"numbers", "texts" or "frames" (encoded images)."""
     names: tuple[str, ...] = ()
     """Names of a vector's elements, if the file has them."""
+
+
+Leaves = dict[str, dict[str, Leaf]]
+"""By role ("observation", "action", "info") and key."""
 
 
 @dataclass(slots=True)
@@ -110,28 +120,43 @@ class Layout:
         if self.skipped:
             self.warnings.append(f"{pluralize(self.skipped, 'episode')} without a step left out")
 
-    def add(
-        self,
-        number: int,
-        steps: int,
-        name: str,
-        observations: dict[str, Leaf],
-        actions: dict[str, Leaf],
-        infos: dict[str, Leaf],
+    def place(
+        self, here: Leaves, role: str, key: str, leaf: Leaf | str, where: str, drop: Sequence[str]
     ) -> None:
+        """Put an array of an episode into `here`; a text says why it cannot be read. An info that
+        is not kept is dropped. Raises `ImportRefused` for others."""
+        why = leaf if isinstance(leaf, str) else ""
+        if role == "info":
+            texts = isinstance(leaf, Leaf) and leaf.kind != "numbers"
+            why = why_dropped(key, drop) or why or ("not plain numbers" if texts else "")
+        if isinstance(leaf, Leaf) and not why:
+            put(here.setdefault(role, {}), key, leaf, self.dropped if role == "info" else None)
+        elif role == "info":
+            self.dropped[key] = why
+        else:
+            raise ImportRefused(f"{where[:250]}: {why}", expected="numbers or texts")
+
+    def add(self, number: int, steps: int, name: str, here: Leaves) -> None:
         """One more episode; raises `ImportRefused` if its arrays differ from those before it."""
-        infos = {key: leaf for key, leaf in infos.items() if key not in self.dropped}
+        observations, actions = here.get("observation", {}), here.get("action", {})
+        infos = {k: leaf for k, leaf in here.get("info", {}).items() if k not in self.dropped}
+        if not observations or not actions:
+            raise ImportRefused(
+                f"{name} has no {'actions' if observations else 'observations'}",
+                expected="numbers, images or texts",
+                got=_words(observations | actions | infos),
+            )
         if not self.episodes:
             self.observations, self.actions, self.infos = observations, actions, infos
-        for what, known, here in (
+        for what, known, found in (
             ("observations", self.observations, observations),
             ("actions", self.actions, actions),
         ):
-            if here != known:
+            if found != known:
                 raise ImportRefused(
                     f"{what} of {name} differ from those of the episodes before",
                     expected=_words(known),
-                    got=_words(here),
+                    got=_words(found),
                 )
         for key in [k for k in self.infos if infos.get(k) != self.infos[k]]:
             self.dropped[key] = f"missing or different in {name}"
@@ -303,6 +328,15 @@ def join(key: str, part: str) -> str:
     return f"{key}/{name}" if key else name
 
 
+def array_name(role: str, parts: Sequence[str]) -> str:
+    """The key of an array in the groups `parts` below those of its role: the members of a Tuple are
+    numbered, as a collector numbers them."""
+    key = DEFAULTS[role] if not parts or parts[0].isdecimal() else ""
+    for part in parts:
+        key = join(key, part)
+    return key
+
+
 def put(leaves: dict[str, Any], key: str, leaf: Any, dropped: dict[str, str] | None = None) -> None:
     """Add a leaf by its name. Of infos that have one name all go into `dropped`; others raise
     `ImportRefused`."""
@@ -312,6 +346,16 @@ def put(leaves: dict[str, Any], key: str, leaf: Any, dropped: dict[str, str] | N
             raise error
         dropped[key] = error.detail
     leaves[key] = leaf
+
+
+def parsed_spec(where: str, written: Any) -> EnvSpec:
+    """The spec that `stepwell export` wrote, or its JSON. Raises `ImportRefused`."""
+    try:
+        return EnvSpec.from_json(json.loads(written) if isinstance(written, bytes) else written)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ImportRefused(
+            f"{where} cannot be read: {str(error)[:200]}", expected="an env spec as JSON"
+        ) from None
 
 
 def trajectory_id(options: ImportOptions, index: int) -> str:

@@ -23,7 +23,6 @@ terminals and timeouts only, and a rule for each quirk of real files
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from server.imports.ends import (
     check_final,
     check_inside,
     check_masks,
+    end_tail,
     ends_of_list,
     jumps,
     listed_ends,
@@ -53,7 +53,7 @@ from server.imports.ends import (
     with_restarts,
 )
 from server.imports.episode_ids import Split, check_sources, split_by_ids
-from server.imports.episodes import About, Declared, Episodes, Layout, Leaf
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, parsed_spec
 from server.imports.flat_arrays import D4RL, ENDS, SPEC, RawFile, missing, native
 from server.imports.raw_file import (
     Array,
@@ -120,13 +120,11 @@ class FlatEpisodes(Episodes):
                     "next_observations are the shifted rows: final observations are unknown"
                 )
                 next_obs = None
-        if ends is not None:
+        if ends is not None or {"done", "first"} & flags.keys():
+            if ends is None:
+                ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
             check_inside(flags, columns, Split(ends, []))
             if next_obs is not None and not sure:
-                _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
-        elif {"done", "first"} & flags.keys():
-            ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
-            if next_obs is not None:
                 _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
         elif not _says_ends(flags, columns) and not (options.max_steps and not flags):
             raise missing("terminated", source)
@@ -256,14 +254,13 @@ def opened(
 
 def _read_spec(array: Array) -> EnvSpec:
     """The spec in a file that `stepwell export` wrote. Raises `ImportRefused`."""
-    try:
-        if array.dtype != np.uint8 or array.ndim != 1 or len(array) > MAX_SPEC:
-            raise ValueError(f"{array.dtype} {list(array.shape)}")
-        return EnvSpec.from_json(json.loads(array.tobytes()))
-    except (ValueError, RecursionError) as error:
+    if array.dtype != np.uint8 or array.ndim != 1 or len(array) > MAX_SPEC:
         raise ImportRefused(
-            f"{SPEC} cannot be read", expected="an env spec as JSON", got=str(error)[:200]
-        ) from None
+            f"{SPEC} cannot be read",
+            expected="an env spec as JSON",
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return parsed_spec(SPEC, array.tobytes())
 
 
 # --- where episodes end ---------------------------------------------------------------------------
@@ -290,14 +287,7 @@ def _split(
     ends[inside] = False
     if max_steps and not bool(outs.any()):
         _cut(ends, max_steps)
-    if not bool(ends[-1]):
-        tail = rows - 1 - int(np.flatnonzero(ends)[-1]) if bool(ends.any()) else rows
-        warnings.append(
-            "the last step has no end: kept as a truncated trajectory"
-            if tail == 1
-            else f"the last {tail:,} steps have no end: kept as a truncated trajectory"
-        )
-        ends[-1] = True
+    end_tail(ends, warnings)
     if len(inside):
         warnings.append(
             f"{pluralize(len(inside), 'terminal')} kept as info 'terminals', not as ends: no reset"

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import h5py
 
-from server.imports import minari_hdf5
+from server.imports import hdf5, minari_hdf5
 from server.imports.archive import Archive
 from server.imports.episodes import Episodes
 from server.imports.minari_arrow import PART, ArrowEpisodes
@@ -63,14 +63,8 @@ def opened(file: BinaryIO, options: ImportOptions, memory: int, _: int) -> Itera
             )
         main = archive.open(MAIN)
     file.seek(0)
-    try:
-        with minari_hdf5.opened(main) as h5:
-            found = minari_hdf5.Hdf5Episodes(h5, metadata, options, memory)
-            yield _checked(found, metadata)
-    except ImportRefused:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise minari_hdf5.damaged(error, options.size) from None
+    with hdf5.opened(main, options.size, "Minari's main_data.hdf5") as h5:
+        yield _checked(minari_hdf5.Hdf5Episodes(h5, metadata, options, memory), metadata)
 
 
 def _checked(source: Episodes, metadata: Metadata) -> Episodes:

@@ -131,6 +131,18 @@ def as_flags(name: str, array: Array) -> NDArray[np.bool_]:
         ) from None
 
 
+def last_flag(name: str, array: Array) -> bool:
+    """A flag of an episode that only its last step may have. Raises `ImportRefused`."""
+    marks = as_flags(name, array).reshape(-1)
+    if bool(marks[:-1].any()):
+        raise ImportRefused(
+            f"{name} is set before the last step",
+            expected="one episode in each group, file or record",
+            got=f"step {int(marks.argmax())} of {len(marks)}",
+        )
+    return bool(marks[-1])
+
+
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:
     """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are dropped
     without refusing the file, because no agent learns from them."""

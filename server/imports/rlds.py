@@ -30,6 +30,7 @@ from server.imports.raw_file import (
     ImportOptions,
     ImportRefused,
     as_flags,
+    last_flag,
     why_dropped,
 )
 from server.imports.tfrecord import Features, parse, records
@@ -167,22 +168,15 @@ class RldsEpisodes(Episodes):
         rows = len(self._features(number).get("steps/is_last", ()))
         if rows == 0:
             raise ImportRefused(f"{name} has no steps/is_last", expected="steps in every record")
-        marks = {
-            flag: as_flags(f"{name}/{flag}", self._values(number, self._steps[flag]))
-            for flag in FLAGS
-        }
         places = np.arange(rows)
-        if not np.array_equal(marks["is_last"], places == rows - 1):
-            raise ImportRefused(
-                f"{name}: is_last is not set at the last step only", expected="one episode a record"
-            )
-        if not np.array_equal(marks["is_first"], places == 0):
-            raise ImportRefused(
-                f"{name}: is_first is not set at the first step only",
-                expected="one episode a record",
-            )
-        if bool(marks["is_terminal"][:-1].any()):
-            raise ImportRefused(f"{name}: is_terminal is set before the last step")
+        for flag, wanted in (("is_last", places == rows - 1), ("is_first", places == 0)):
+            marks = as_flags(f"{name}/{flag}", self._values(number, self._steps[flag]))
+            if not np.array_equal(marks, wanted):
+                raise ImportRefused(
+                    f"{name}: {flag} is not set at the {flag[3:]} step only",
+                    expected="one episode a record",
+                )
+        last_flag(f"{name}/is_terminal", self._values(number, self._steps["is_terminal"]))
         transitions = rows if self._keep_last else rows - 1
         if not transitions:
             return 0
@@ -190,9 +184,7 @@ class RldsEpisodes(Episodes):
             role: {key: self._leaf(number, feature) for key, feature in features.items()}
             for role, features in self._named.items()
         }
-        self.layout.add(
-            number, transitions, name, here["observation"], here["action"], here["info"]
-        )
+        self.layout.add(number, transitions, name, here)
         return transitions
 
     def _leaf(self, number: int, feature: Feature) -> Leaf:

@@ -12,7 +12,6 @@ one before is repeated. The last row tells how an episode ended; without a flag 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -241,7 +240,7 @@ class TableEpisodes(Episodes):
         """A flag of a whole row is that of the last step."""
         split, listed = Split(self._ends, self._names), dict(self._flags)
         for role in self._flags:
-            name = self.columns.one(role) or self.columns.one(f"not_{role}") or ""
+            name = self.columns.flag(role) or ""
             if not is_list(self.table.types[name]):
                 del listed[role]
         check_inside(listed, self.columns, split)
@@ -546,8 +545,3 @@ def _is_nested(table: Table, columns: ColumnMap, reward: str) -> bool:
             if not bool(pc.all(pc.equal(lengths, count)).as_py()):
                 return False
     return True
-
-
-def describe(found: TableEpisodes) -> dict[str, Any]:
-    """For the job's result."""
-    return {"files": len(found.table.file_rows), "columns": shown(found.table.columns)}

@@ -198,9 +198,13 @@ BAD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "empty in lists": (
         [episode(2) | {"observations": pa.array([[1.0], [None], [0.0]])}],
         {},
-        "empty values",
+        "invalid numbers",
     ),
-    "ragged": ([episode(2) | {"observations": pa.array([[1.0], [1, 2], [3]])}], {}, "lengths"),
+    "ragged": (
+        [episode(2) | {"observations": pa.array([[1.0], [1, 2], [3]])}],
+        {},
+        "differ in length",
+    ),
     "dates": ([episode(2) | {"actions": pa.array([1, 2, 3], pa.date32())}], {}, "unsupported"),
     "missing steps": ([episode(2)], {"total_steps": 3}, "steps are missing"),
     "missing episodes": ([episode(2)], {"total_episodes": 2}, "episodes are missing"),
