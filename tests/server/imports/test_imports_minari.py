@@ -443,14 +443,22 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [links, soft_episode, cut])
-def test_a_hostile_file_stores_nothing(importing: Any, tmp_path: Path, harm: Any) -> None:
+def test_a_hostile_file_is_refused(tmp_path: Path, harm: Any) -> None:
     folder = write(tmp_path / "d", [episode(3)])
-    harm(folder / "data/main_data.hdf5")
+    path = folder / "data/main_data.hdf5"
+    harm(path)
+    for kind, file in (("zip", folder), ("minari", path)):
+        with pytest.raises(ImportRefused):
+            read_file(file, kind=kind)
+
+
+def test_a_damaged_folder_stores_nothing(importing: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", [episode(3)])
+    cut(folder / "data/main_data.hdf5")
     before = importing.files()
     with zipped(files_of(folder)[1]) as packed:
-        for path in (packed, folder / "data/main_data.hdf5"):
-            job = importing.run(path, "hostile-minari", format="minari")
-            assert (job.state, job.error.code) == ("failed", "import_refused"), job
+        job = importing.run(packed, "hostile-minari", format="minari")
+    assert (job.state, job.error.code) == ("failed", "import_refused"), job
     assert importing.files() == before
     assert importing.rows("select count(*) from datasets where name = 'hostile-minari'") == [[0]]
 
