@@ -97,84 +97,97 @@ class FlatEpisodes(Episodes):
             warnings.append("there is no reward: all are 0")
         self._rewards = np.zeros(source.rows) if reward is None else source.numbers_of(reward)
         lists = {} if source.ends is not None else _lists(source, warnings)
-        flags = read_flags(columns, source.numbers_of)
-        actions = {k: _joined(source, names) for k, names in columns.arrays["action"].items()}
-        next_obs = _next(source, obs)
-        infos = _infos(source, source.rows)
+        self._sure = source.ends is not None or ENDS in lists
+        self._flags = read_flags(columns, source.numbers_of)
+        self._arrays = {
+            "observations": obs,
+            "actions": {k: _joined(source, n) for k, n in columns.arrays["action"].items()},
+            "infos": _infos(source, source.rows),
+            "next": _next(source, obs),
+        }
         self._order: NDArray[np.int64] | None = None
-        ends = source.ends
-        if lists:
-            ends = next(iter(lists.values()))
-        elif ends is None and columns.episode:
-            split = split_by_ids(source, columns, warnings, lengths=not flags)
-            ends, self._order = split.ends, split.order
-        if self._order is not None:
-            obs, actions = _taken(obs, self._order), _taken(actions, self._order)
-            next_obs = None if next_obs is None else _taken(next_obs, self._order)
-            infos, flags = _taken(infos, self._order), _taken(flags, self._order)
-            self._rewards = self._rewards[self._order]
-        sure = source.ends is not None or ENDS in lists
-        if next_obs is not None and not sure:
-            if not _informative(_every(flags, ends), obs, next_obs):
-                warnings.append(
-                    "next_observations are the shifted rows: final observations are unknown"
-                )
-                next_obs = None
-        if ends is not None or {"done", "first"} & flags.keys():
-            if ends is None:
-                ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
-            check_inside(flags, columns, Split(ends, []))
-            if next_obs is not None and not sure:
-                _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
-        elif not _says_ends(flags, columns) and not (options.max_steps and not flags):
-            raise missing("terminated", source)
-        else:
-            terminals = flags.get("terminated", np.zeros(source.rows, np.bool_))
-            timeouts = flags.get("truncated")
-            marks = terminals if timeouts is None else terminals | timeouts
-            check_masks(source, columns, marks, flags)
-            ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
-            final = np.zeros(source.rows, np.bool_)
-            final[ends] = True
-            final = with_restarts(source, columns, final, flags, warnings)
-            ends = np.flatnonzero(final)
-            check_sources(source, columns, final)
-            if in_flags:
-                infos["terminals"] = terminals
-        if next_obs is not None and not sure:
-            names = ",".join(next(iter(columns.arrays["next_observation"].values())))
-            if "next_observation" not in columns.given and (
-                kind := blank(
-                    [[array[ends[:-1] if len(ends) > 2 else ends] for array in next_obs.values()]],
-                    ([array[a:b] for array in obs.values()] for a, b in _blocks(source.rows)),
-                )
-            ):
-                warnings.append(said_blank(names, kind))
-                next_obs = None
-            else:
-                for array in next_obs.values():
-                    check_final(names, array[ends], "the last row of an episode")
+        ends = self._find_ends(source, options, next(iter(lists.values()), source.ends), warnings)
+        if self._arrays["next"] and not self._sure:
+            self._check_finals(columns, ends, warnings)
+        flags = self._flags
         warn_of_both(flags, ends, warnings)
         warn_of_done(flags, columns, warnings)
         if "terminated" not in flags and "done" not in flags and flags:
             warnings.append("nothing says that an episode was terminated: all are truncated")
         self.metadata = source.metadata
-        self._next = next_obs
-        self._arrays = {"observations": obs, "actions": actions, "infos": infos}
         self._starts, self._ends = np.concatenate([[0], ends[:-1] + 1]), ends
         self._terminated = terminated_at(flags, ends)
         exported = ENDS in lists and "truncated" in flags
         self._truncated = flags["truncated"][ends] if exported else np.ones(len(ends), np.bool_)
         self._leaves: dict[str, tuple[str, str]] = {}
-        lengths = (ends - self._starts + 1).tolist()
         self.layout = Layout(
-            [*enumerate(lengths)],
+            [*enumerate((ends - self._starts + 1).tolist())],
             self._named("observations", source),
             self._named("actions", source),
             self._named("infos", source),
             dropped=source.dropped,
             warnings=warnings,
         )
+
+    def _find_ends(
+        self,
+        source: RawFile,
+        options: ImportOptions,
+        ends: NDArray[np.int64] | None,
+        warnings: list[str],
+    ) -> NDArray[np.int64]:
+        """The last row of each episode, if these are not known; puts rows of one id together."""
+        columns, flags = source.map, self._flags
+        if ends is None and columns.episode:
+            split = split_by_ids(source, columns, warnings, lengths=not flags)
+            ends, self._order = split.ends, split.order
+            if split.order is not None:
+                self._arrays = {k: _taken(a, split.order) for k, a in self._arrays.items()}
+                self._flags = flags = _taken(flags, split.order)
+                self._rewards = self._rewards[split.order]
+        obs, next_obs = self._arrays["observations"], self._arrays["next"]
+        if next_obs and not self._sure and not _informative(_every(flags, ends), obs, next_obs):
+            warnings.append(
+                "next_observations are the shifted rows: final observations are unknown"
+            )
+            self._arrays["next"] = next_obs = {}
+        if ends is not None or {"done", "first"} & flags.keys():
+            if ends is None:
+                ends = np.flatnonzero(split_by_flags(flags, source, columns, warnings))
+            check_inside(flags, columns, Split(ends, []))
+            if next_obs and not self._sure:
+                _warn_of_jumps(obs, next_obs, ends, warnings, out_of_order(columns))
+            return ends
+        if not _says_ends(flags, columns) and not (options.max_steps and not flags):
+            raise missing("terminated", source)
+        terminals = flags.get("terminated", np.zeros(source.rows, np.bool_))
+        timeouts = flags.get("truncated", np.zeros(source.rows, np.bool_))
+        check_masks(source, columns, terminals | timeouts, flags)
+        marks, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
+        marks = with_restarts(source, columns, marks, flags, warnings)
+        check_sources(source, columns, marks)
+        if in_flags:
+            self._arrays["infos"]["terminals"] = terminals
+        return np.flatnonzero(marks)
+
+    def _check_finals(
+        self, columns: ColumnMap, ends: NDArray[np.int64], warnings: list[str]
+    ) -> None:
+        """Final observations are finite, and no gap that a shift left."""
+        obs, finals = self._arrays["observations"], self._arrays["next"].values()
+        names = ",".join(next(iter(columns.arrays["next_observation"].values())))
+        kind = ""
+        if "next_observation" not in columns.given:
+            known = ends[:-1] if len(ends) > 2 else ends
+            kind = blank(
+                [[array[known] for array in finals]],
+                ([array[a:b] for array in obs.values()] for a, b in _blocks(len(self._rewards))),
+            )
+        if kind:
+            warnings.append(said_blank(names, kind))
+            self._arrays["next"] = {}
+        for array in self._arrays["next"].values():
+            check_final(names, array[ends], "the last row of an episode")
 
     def _named(self, what: str, source: RawFile) -> dict[str, Leaf]:
         arrays, found = self._arrays[what], {}
@@ -217,15 +230,14 @@ class FlatEpisodes(Episodes):
         part = array[self._starts[number] : stop]
         if what == "actions":
             return part
-        known = what == "observations" and self._next is not None
-        last = self._next[key] if known and self._next is not None else array
+        last = self._arrays["next"].get(key, array) if what == "observations" else array
         return np.concatenate([part, last[stop - 1 : stop]])
 
     def every(self, leaf: Leaf) -> Iterator[Array]:
         what, key = self._leaves[leaf.path]
         yield self._arrays[what][key]
-        if what == "observations" and self._next is not None:
-            yield self._next[key][self._ends]
+        if what == "observations" and self._arrays["next"]:
+            yield self._arrays["next"][key][self._ends]
 
     def about(self, number: int) -> About:
         start, stop = int(self._starts[number]), int(self._ends[number]) + 1
@@ -235,7 +247,7 @@ class FlatEpisodes(Episodes):
             rewards=self._rewards[start:stop],
             terminated=terminated,
             truncated=bool(self._truncated[number]) and not terminated,
-            final_obs_valid=self._next is not None,
+            final_obs_valid=bool(self._arrays["next"]),
             rows=np.arange(start, stop) if self._order is None else self._order[start:stop],
         )
 
@@ -268,24 +280,21 @@ def _read_spec(array: Array) -> EnvSpec:
 
 def _split(
     terminals: NDArray[np.bool_],
-    timeouts: NDArray[np.bool_] | None,
+    timeouts: NDArray[np.bool_],
     obs: dict[str, Array],
-    next_obs: dict[str, Array] | None,
+    next_obs: dict[str, Array],
     max_steps: int,
     warnings: list[str],
-) -> tuple[NDArray[np.int64], bool]:
-    """(last row of each episode, whether some terminals are not ends)."""
-    rows = len(terminals)
-    outs = np.zeros(rows, np.bool_) if timeouts is None else timeouts
-    ends = terminals | outs
-    candidates = np.flatnonzero(terminals[:-1] & ~outs[:-1])
-    inside = np.zeros(0, np.int64)
-    if next_obs is not None:
-        inside = candidates[_same(obs, candidates + 1, next_obs, candidates)]
-    elif len(candidates) and bool(outs.any()) and _flags_only(terminals, outs, obs, candidates):
-        inside = candidates
+) -> tuple[NDArray[np.bool_], bool]:
+    """([rows]: where episodes end, whether some terminals are not ends)."""
+    ends = terminals | timeouts
+    inside = np.flatnonzero(terminals[:-1] & ~timeouts[:-1])
+    if next_obs:
+        inside = inside[_same(obs, inside + 1, next_obs, inside)]
+    elif not timeouts.any() or not _flags_only(terminals, timeouts, obs, inside):
+        inside = inside[:0]
     ends[inside] = False
-    if max_steps and not bool(outs.any()):
+    if max_steps and not bool(timeouts.any()):
         _cut(ends, max_steps)
     end_tail(ends, warnings)
     if len(inside):
@@ -293,10 +302,10 @@ def _split(
             f"{pluralize(len(inside), 'terminal')} kept as info 'terminals', not as ends: no reset"
             " follows"
         )
-    if next_obs is not None:
+    if next_obs:
         why = "timeouts may not match resets"
         _warn_of_jumps(obs, next_obs, np.flatnonzero(ends), warnings, why)
-    return np.flatnonzero(ends), len(inside) > 0
+    return ends, len(inside) > 0
 
 
 def _listed_ends(ends: Array, rows: int) -> NDArray[np.int64]:
@@ -400,7 +409,7 @@ def _flags_only(
     if int(np.count_nonzero(in_run)) * 2 > int(np.count_nonzero(alone)):
         return True
     vectors = [array.reshape(len(array), -1) for array in obs.values() if array.dtype.kind == "f"]
-    if not vectors or sum(array.shape[1] for array in vectors) > 512:
+    if not len(candidates) or not vectors or sum(array.shape[1] for array in vectors) > 512:
         return False
     flat = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
     moves = np.abs(np.diff(flat, axis=0))
@@ -488,12 +497,10 @@ def _table(source: RawFile, name: str) -> Array:
     return native(array)
 
 
-def _next(source: RawFile, obs: dict[str, Array]) -> dict[str, Array] | None:
+def _next(source: RawFile, obs: dict[str, Array]) -> dict[str, Array]:
     """The next observations, in the shapes and types of the observations."""
     columns = source.map.arrays["next_observation"]
-    if not columns:
-        return None
-    if columns.keys() != obs.keys():
+    if columns and columns.keys() != obs.keys():
         raise ImportRefused(
             "next_observation and observation have other names",
             expected=f"{', '.join(obs)}; or columns=next_observation=",
