@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -378,7 +379,6 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
                 for key, space in spec.infos.items()
             }
             rewards = cast("rewards", np.asarray(about.rewards), REWARDS)
-            _check_finite(about, "rewards", rewards)
             said = about.metadata
             yield Trajectory(
                 obs=_fitted(source, number, layout.observations, spec.observations, spec, about),
@@ -396,7 +396,11 @@ def _trajectories(source: Episodes, spec: EnvSpec, options: ImportOptions) -> It
                 ),
                 id=trajectory_id(options, index),
             )
-        except InvalidTrajectory as error:
+        except (InvalidTrajectory, ImportRefused) as error:
+            with suppress(InvalidTrajectory):
+                _check_finite(source, number)  # says more
+            if isinstance(error, ImportRefused):
+                raise
             raise ImportRefused(
                 f"{name}: {error}", expected=error.expected, got=error.got
             ) from None
@@ -514,9 +518,8 @@ def _every(source: Episodes, leaf: Leaf, memory: int, *, enough: bool = False) -
     size, parts = 0, []
     for array in islice(source.every(leaf), 1 if enough else None):
         if array.dtype.kind == "f" and not all_finite(array):
-            for number, _ in source.layout.episodes:  # says which
-                about = source.about(number)
-                _check_finite(about, leaf.path, _number(source, number, leaf, about.name))
+            for number, _ in source.layout.episodes:
+                _check_finite(source, number)  # says which
         parts.append(array)
         size += array.nbytes
         if size > memory:
@@ -574,7 +577,6 @@ def _fitted(
             fitted[key] = _ids(source.rows(number, leaf), vocabulary, space.shape[0])
             continue
         array = _number(source, number, leaf, about.name)
-        _check_finite(about, leaf.path, array)
         array = cast(where, array, space)
         if array.dtype.kind in "iu" or not isinstance(space, Box) or acts:
             check_inside(where, array, space)
@@ -602,18 +604,29 @@ def _number(source: Episodes, number: int, leaf: Leaf, name: str) -> Array:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
-def _check_finite(about: About, path: str, array: Array) -> None:
-    if array.dtype.kind != "f" or all_finite(array):
-        return
-    invalid = ~np.isfinite(array.reshape(len(array), -1))
-    step = int(invalid.any(axis=1).argmax())
-    known = about.rows is not None and step < len(about.rows)
-    where = f"row {about.rows[step]}" if known and about.rows is not None else f"step {step}"
-    raise ImportRefused(
-        f"{about.name}/{path} contains invalid numbers",
-        expected="finite",
-        got=f"{int(invalid.sum())} NaN or infinite, the first in {where}",
-    )
+def _check_finite(source: Episodes, number: int) -> None:
+    """Refuse an episode with NaN or infinite numbers, with the row of the first."""
+    about, layout = source.about(number), source.layout
+    leaves = [*layout.observations.values(), *layout.actions.values()]
+    arrays = {
+        leaf.path: _number(source, number, leaf, about.name)
+        for leaf in leaves
+        if leaf.kind != "texts"
+    }
+    arrays["rewards"] = cast("rewards", np.asarray(about.rewards), REWARDS)
+    for path, array in arrays.items():
+        if array.dtype.kind != "f" or all_finite(array):
+            continue
+        invalid = ~np.isfinite(array.reshape(len(array), -1))
+        step = int(invalid.any(axis=1).argmax())
+        where = f"step {step}"
+        if about.rows is not None and step < len(about.rows):
+            where = f"row {about.rows[step]}"
+        raise ImportRefused(
+            f"{about.name}/{path} contains invalid numbers",
+            expected="finite",
+            got=f"{int(invalid.sum())} NaN or infinite, the first in {where}",
+        )
 
 
 def _words(leaves: Mapping[str, Leaf]) -> str:
