@@ -128,6 +128,20 @@ def test_actions_beyond_declared_bounds_widen_them(read: Any) -> None:
         assert any("bounds of the actions" in warning for warning in found.warnings)
 
 
+def test_an_option_for_actions_leaves_the_declared_observations(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", [episode(3)], observation_space=json.dumps(BOX))
+    found, _ = read_file(folder, action_low=(-5.0,), action_high=(5.0,))
+    declared = EnvSpec.of(Box((2,), "float32", -1, (1, np.inf)), Box((1,), low=-5, high=5))
+    assert found.spec == declared
+
+
+def test_an_info_of_another_shape_is_unknown_and_said(read: Any) -> None:
+    spec = EnvSpec.of(Box((2,)), Box((1,), low=-9, high=9), infos={"x": Box((2,))})
+    found, made = read([episode(3, **{"infos/x": np.zeros(4)})], spec=spec)
+    assert "another shape" in found.dropped["x"] and np.isnan(made[0].infos["x"]).all()
+    assert any("info 'x' left out" in warning for warning in found.warnings)
+
+
 def test_nested_spaces_texts_and_infos(read: Any) -> None:
     def nested(steps: int, first: int) -> dict[str, Any]:
         texts = [WORDS[(first + i) % 2] for i in range(steps + 1)]
