@@ -27,8 +27,10 @@ class Noisy(Behaviour):
 
     def begin(self, rng: np.random.Generator) -> None:
         super().begin(rng)
-        uniform = isinstance(self.noise, Uniform)
-        self._level = float(rng.uniform(*self.noise) if uniform else rng.choice(self.noise))
+        if isinstance(self.noise, Uniform):
+            self._level = rng.uniform(self.noise.low, self.noise.high)
+        else:
+            self._level = float(rng.choice(self.noise))
 
 
 class EpsilonGreedy(Noisy):

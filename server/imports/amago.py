@@ -28,26 +28,23 @@ from typing import BinaryIO
 
 import numpy as np
 
-from server.imports import named, npz
+from server.imports import npz
 from server.imports.archive import DAMAGE, Archive
-from server.imports.named import About, Declared, Layout, Leaf, join, put
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
-    Reading,
-    as_flags,
     check_size,
+    last_flag,
 )
 from stepwell._folders import PICKLE
 from stepwell._wording import pluralize
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
-    DTYPES,
     Box,
     Discrete,
-    EnvSpec,
     MultiBinary,
 )
 from stepwell.trajectory import TrajectoryMetadata
@@ -71,10 +68,8 @@ class _File:
     ends: bytes
 
 
-class AmagoEpisodes:
-    """The files in the order of their times (named.py: Episodes)."""
-
-    env = ""
+class AmagoEpisodes(Episodes):
+    """The files in the order of their times (episodes.py: Episodes)."""
 
     def __init__(self, archive: Archive, options: ImportOptions, memory: int):
         self._archive, self._memory = archive, memory
@@ -109,9 +104,6 @@ class AmagoEpisodes:
         if what == "action" and self._binary:
             return {DEFAULT_ACTION: MultiBinary(self._width)}
         return {}
-
-    def written_spec(self) -> EnvSpec | None:
-        return None
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         found = self._read(self._files[number].name)[leaf.path]
@@ -178,7 +170,8 @@ class AmagoEpisodes:
         self._binary = self._binary and bool(((actions == 0) | (actions == 1)).all())
         self._one_hot = self._one_hot and self._binary and bool((actions.sum(axis=1) == 1).all())
         leaf = Leaf("actions", actions.shape[1:], actions.dtype)
-        self.layout.add(number, steps, name, observations, {DEFAULT_ACTION: leaf}, {})
+        here = {"observation": observations, "action": {DEFAULT_ACTION: leaf}}
+        self.layout.add(number, steps, name, here)
         stem = STEM.fullmatch(name.rpartition("/")[2].removesuffix(".npz"))
         times = arrays["time_idxs"][:, 0]
         return _File(
@@ -200,12 +193,9 @@ class AmagoEpisodes:
 
 
 @contextmanager
-def reading(
-    file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
-) -> Iterator[Reading]:
+def opened(file: BinaryIO, options: ImportOptions, memory: int, _: int) -> Iterator[Episodes]:
     """Raises `ImportRefused`."""
-    source = AmagoEpisodes(Archive(file, options.size, memory), options, memory)
-    yield named.reading(source, options, memory, max_rows)
+    yield AmagoEpisodes(Archive(file, options.size, memory), options, memory)
 
 
 def _arrays(name: str, file: BinaryIO, archive: Archive, memory: int) -> dict[str, Array]:
@@ -245,19 +235,13 @@ def _checked(name: str, arrays: dict[str, Array]) -> dict[str, Array]:
     }
     for key, array in arrays.items():
         good = array.shape == shapes.get(key, (rows, *array.shape[1:]))
-        if not good or array.ndim > 5 or 0 in array.shape or rows != steps + 1 or not width:
+        if not good or 0 in array.shape or rows != steps + 1 or not width:
             raise ImportRefused(
                 f"{name}/{key} has the wrong shape",
                 expected="L observations, rl2s and time_idxs, L-1 rews, dones and actions",
                 got=f"{list(array.shape)}; rews {list(arrays['rews'].shape)}",
             )
-        if key.startswith(OBS) and array.dtype.name not in (*DTYPES, "float64"):
-            raise ImportRefused(f"{name}/{key} has an unsupported type", got=str(array.dtype))
-    arrays["dones"] = as_flags(f"{name}/dones", arrays["dones"])
-    if bool(arrays["dones"][:-1].any()):
-        raise ImportRefused(
-            f"{name}/dones is set before the last step", expected="one episode in each file"
-        )
+    last_flag(f"{name}/dones", arrays["dones"])
     times = arrays["time_idxs"][:, 0]
     if times.dtype.kind not in "iu" or int(times[0]) < 0 or bool((np.diff(times) != 1).any()):
         raise ImportRefused(

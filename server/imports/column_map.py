@@ -107,6 +107,10 @@ class ColumnMap:
     def one(self, role: str) -> str | None:
         return self.single.get(role)
 
+    def flag(self, role: str) -> str | None:
+        """The column of a flag, or of its negation."""
+        return self.one(role) or self.one(f"not_{role}")
+
     @property
     def episode(self) -> Columns:
         alone = self.single.get("episode")

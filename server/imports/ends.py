@@ -77,7 +77,7 @@ def read_flags(columns: ColumnMap, read: Callable[[str], Array]) -> Flags:
 def check_inside(flags: Flags, columns: ColumnMap, split: Split) -> None:
     """Flags (in the new order) are at the ends of episodes, or the file contradicts itself."""
     for role, marks in flags.items():
-        name = columns.one(role) or columns.one(f"not_{role}") or role
+        name = columns.flag(role) or role
         if role == "first":
             starts = np.concatenate([[0], split.ends[:-1] + 1])
             inside = int(np.count_nonzero(marks)) - int(np.count_nonzero(marks[starts]))
@@ -104,16 +104,21 @@ def split_by_flags(
     check_masks(rows, columns, marks, flags)
     marks = with_restarts(rows, columns, marks, flags, warnings)
     check_sources(rows, columns, marks)
-    if not marks[-1]:
-        if "first" not in flags:
-            tail = rows.rows - 1 - int(np.flatnonzero(marks)[-1]) if marks.any() else rows.rows
-            warnings.append(
-                "the last step has no end: kept as a truncated trajectory"
-                if tail == 1
-                else f"the last {tail:,} steps have no end: kept as a truncated trajectory"
-            )
-        marks[-1] = True
+    end_tail(marks, [] if "first" in flags else warnings)
     return marks
+
+
+def end_tail(marks: NDArray[np.bool_], warnings: list[str]) -> None:
+    """Make the last row an end."""
+    if marks[-1]:
+        return
+    tail = len(marks) - 1 - int(np.flatnonzero(marks)[-1]) if marks.any() else len(marks)
+    marks[-1] = True
+    warnings.append(
+        "the last step has no end: kept as a truncated trajectory"
+        if tail == 1
+        else f"the last {tail:,} steps have no end: kept as a truncated trajectory"
+    )
 
 
 def with_restarts(
@@ -141,7 +146,7 @@ def with_restarts(
     exact = next((role for role in ("done", "first") if role in flags), None)
     if exact is not None or bool((steps[1:][back] != steps.min()).any()):
         check_sources(rows, columns, marks)  # says more
-        name = exact and (columns.one(exact) or columns.one(f"not_{exact}"))
+        name = exact and columns.flag(exact)
         raise ImportRefused(
             f"{step[:100]} does not increase within an episode"
             + (f" of {name[:100]}" if name else ""),
@@ -350,8 +355,8 @@ def _marks(flags: Flags, count: int, columns: ColumnMap) -> NDArray[np.bool_]:
     beyond = every & ~marks
     if decides and bool(beyond.any()):
         role = next(r for r in INNER if bool((flags.get(r, every & False) & ~marks).any()))
-        name = columns.one(role) or columns.one(f"not_{role}")
-        other = columns.one(decides) or columns.one(f"not_{decides}")
+        name = columns.flag(role)
+        other = columns.flag(decides)
         raise ImportRefused(
             f"{name} is set where {other} has no end of an episode",
             expected=f"columns={decides}= or columns={role}= (not to use one of them)",

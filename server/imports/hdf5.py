@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
@@ -88,22 +89,27 @@ def read(
     columns: Sequence[str] = (),
 ) -> RawFile:
     """Read what has a role. Raises `ImportRefused`."""
-    check_magic(file, MAGIC, "an HDF5 file", "a D4RL-layout .hdf5 file")
+    with opened(file, size, "a D4RL-layout .hdf5 file") as h5:
+        source = RawFile()
+        if not columns:
+            check_flat(h5)
+        found = {name: Member(name, dataset) for name, dataset in _walk(h5, source, drop)}
+        check_size(sum(member.nbytes for member in found.values()), size, 1 << 62)
+        for name in [n for n in found if n.startswith("metadata/") and n not in (ENDS, SPEC)]:
+            dataset = found.pop(name).dataset
+            if _described(dataset) and len(source.metadata) < 64:
+                source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)
+        read_arrays(source, found, columns, size, memory)
+        return source
+
+
+@contextmanager
+def opened(file: BinaryIO, size: int, expected: str) -> Iterator[h5py.File]:
+    """The file; h5py's errors inside are an `ImportRefused`, too."""
+    check_magic(file, MAGIC, "an HDF5 file", expected)
     try:
         with h5py.File(file, "r") as h5:
-            source = RawFile()
-            if not columns:
-                check_flat(h5)
-            found = {name: Member(name, dataset) for name, dataset in _walk(h5, source, drop)}
-            check_size(sum(member.nbytes for member in found.values()), size, 1 << 62)
-            for name in [n for n in found if n.startswith("metadata/") and n not in (ENDS, SPEC)]:
-                dataset = found.pop(name).dataset
-                if _described(dataset) and len(source.metadata) < 64:
-                    source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)
-            read_arrays(source, found, columns, size, memory)
-            return source
-    except ImportRefused:
-        raise
+            yield h5
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ImportRefused(
             f"the HDF5 file is damaged or cut short: {first_line(error)}",
@@ -150,9 +156,19 @@ def _groups(node: h5py.Group) -> Iterator[h5py.Group]:
                 yield child
 
 
-def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every dataset below `group`; checks each link before following it. Dropped infos go into
-    `source.dropped`."""
+def _walk(h5: h5py.File, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Every array of the file; dropped infos go into `source.dropped`."""
+    for name, child in members(h5):
+        if (info := info_name(name)) is not None and (why := _unfit(name, child, drop)):
+            source.dropped[info] = why
+        else:
+            check_place(name, child)
+            yield name, child
+
+
+def members(group: h5py.Group, where: str = "") -> Iterator[tuple[str, Any]]:
+    """All that is below `group` but groups, by path; checks each link before following it. `where`:
+    path of the group, for messages."""
     seen = 0
     stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
     visited = {h5py.h5o.get_info(group.id).addr}
@@ -160,44 +176,35 @@ def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[t
         path, node, level = stack.pop()
         if level > MAX_DEPTH:
             raise ImportRefused(
-                "groups are nested too deep", expected=f"≤ {MAX_DEPTH}", got=path[:200]
+                "groups are nested too deep", expected=f"≤ {MAX_DEPTH}", got=where + path[:200]
             )
-        if len(node) > MAX_MEMBERS:
-            raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS}", got=len(node))
         for name in node:
             full = f"{path}/{name}" if path else str(name)
             seen += 1
             if seen > MAX_MEMBERS:
                 raise ImportRefused(
-                    "too many members", expected=f"≤ {MAX_MEMBERS}", got=f"{seen} or more"
+                    f"too many members{' of ' * bool(where)}{where.rstrip('/')}",
+                    expected=f"≤ {MAX_MEMBERS}",
+                    got=f"{seen} or more",
                 )
             link = node.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
                 raise ImportRefused(
-                    f"{full[:200]} is not a hard link",
+                    f"{where}{full[:200]} is not a hard link",
                     expected="arrays inside the file itself (hard links)",
                     got=type(link).__name__,
                 )
             child = node[name]
-            if isinstance(child, h5py.Group):
-                address = h5py.h5o.get_info(child.id).addr
-                if address in visited:
-                    raise ImportRefused(
-                        f"{full[:200]} is a loop of groups", expected="a tree", got="loop"
-                    )
-                visited.add(address)
-                stack.append((full, child, level + 1))
-            elif (info := info_name(full)) is not None and (why := _unfit(full, child, drop)):
-                source.dropped[info] = why
-            elif isinstance(child, h5py.Dataset):
-                check_place(full, child)
+            if not isinstance(child, h5py.Group):
                 yield full, child
-            else:
+                continue
+            address = h5py.h5o.get_info(child.id).addr
+            if address in visited:
                 raise ImportRefused(
-                    f"{full[:200]} is not an array",
-                    expected="groups and arrays",
-                    got="a named type",
+                    f"{where}{full[:200]} is a loop of groups", expected="a tree", got="loop"
                 )
+            visited.add(address)
+            stack.append((full, child, level + 1))
 
 
 def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
@@ -216,12 +223,17 @@ def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
     return why_dropped(info, drop, kind) or ("" if code is None else f"unknown filter {code}")
 
 
-def check_place(name: str, dataset: h5py.Dataset) -> None:
-    if dataset.is_virtual or dataset.external is not None:
+def check_place(name: str, child: Any) -> None:
+    """Refuse what is no array of the file itself."""
+    if not isinstance(child, h5py.Dataset):
+        raise ImportRefused(
+            f"{name[:200]} is not an array", expected="groups and arrays", got="a named type"
+        )
+    if child.is_virtual or child.external is not None:
         raise ImportRefused(
             f"{name[:200]} stores its data in another file",
             expected="data inside the file",
-            got="a virtual dataset" if dataset.is_virtual else "external storage",
+            got="a virtual dataset" if child.is_virtual else "external storage",
         )
 
 

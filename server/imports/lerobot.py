@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from server.imports import named
 from server.imports.archive import Archive
 from server.imports.column_map import (
     PADDING,
@@ -32,11 +31,11 @@ from server.imports.column_map import (
     column_map,
     put,
 )
+from server.imports.episodes import About, Episodes, Leaf
 from server.imports.hf_card import read_about
-from server.imports.named import About, Leaf
 from server.imports.parquet import reported
 from server.imports.parquet_table import Table
-from server.imports.raw_file import Array, ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import Array, ImportOptions, ImportRefused
 from server.imports.table_episodes import TableEpisodes
 from server.imports.videos import Videos
 from stepwell._wording import shown
@@ -59,9 +58,9 @@ ROLES = {
 
 
 @contextmanager
-def reading(
+def opened(
     file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
-) -> Iterator[Reading]:
+) -> Iterator[Episodes]:
     """Raises `ImportRefused`."""
     if not zipfile.is_zipfile(file):
         raise ImportRefused("not a LeRobot dataset", expected="the zip of its folder")
@@ -98,9 +97,9 @@ def reading(
         source = LeRobotEpisodes(table, columns, options, memory, kept, videos)
         source.tasks = _tasks(archive, options, memory, max_rows)
         _check_counts(info, source)
-        about = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
-        about |= read_about(archive).metadata
-        yield named.reading(source, options, memory, max_rows, about)
+        source.metadata = {k: str(info[k])[:1024] for k in ("robot_type", "fps") if info.get(k)}
+        source.metadata |= read_about(archive).metadata
+        yield source
 
 
 class Kept:

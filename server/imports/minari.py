@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 import h5py
 
-from server.imports import minari_hdf5, named
+from server.imports import hdf5, minari_hdf5
 from server.imports.archive import Archive
+from server.imports.episodes import Episodes
 from server.imports.minari_arrow import PART, ArrowEpisodes
 from server.imports.minari_metadata import METADATA, Metadata
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportOptions, ImportRefused
 
 MAIN = "main_data.hdf5"
 
@@ -36,9 +37,7 @@ def is_minari(file: BinaryIO) -> bool:
 
 
 @contextmanager
-def reading(
-    file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
-) -> Iterator[Reading]:
+def opened(file: BinaryIO, options: ImportOptions, memory: int, _: int) -> Iterator[Episodes]:
     """Errors of h5py inside are an `ImportRefused`, too."""
     metadata = Metadata({})
     main: BinaryIO = file
@@ -47,8 +46,7 @@ def reading(
         entered = archive.enter(METADATA)
         metadata = Metadata(archive.json(METADATA) if entered else {})
         if entered and any(PART.fullmatch(name) for name in archive.names):
-            source = ArrowEpisodes(archive, metadata, options, memory)
-            yield _read(source, metadata, options, memory, max_rows)
+            yield _checked(ArrowEpisodes(archive, metadata, options, memory), metadata)
             return
         if not entered or not archive.has(MAIN):
             raise ImportRefused(
@@ -65,28 +63,16 @@ def reading(
             )
         main = archive.open(MAIN)
     file.seek(0)
-    try:
-        with minari_hdf5.opened(main) as h5:
-            episodes = minari_hdf5.Hdf5Episodes(h5, metadata, options, memory)
-            yield _read(episodes, metadata, options, memory, max_rows)
-    except ImportRefused:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise minari_hdf5.damaged(error, options.size) from None
+    with hdf5.opened(main, options.size, "Minari's main_data.hdf5") as h5:
+        yield _checked(minari_hdf5.Hdf5Episodes(h5, metadata, options, memory), metadata)
 
 
-def _read(
-    source: named.Episodes,
-    metadata: Metadata,
-    options: ImportOptions,
-    memory: int,
-    max_rows: int,
-) -> Reading:
+def _checked(source: Episodes, metadata: Metadata) -> Episodes:
     metadata.check_counts(source.layout)
-    found = named.reading(source, options, memory, max_rows, dict(metadata.shown))
+    source.metadata = dict(metadata.shown)
     if any(leaf.kind == "frames" for leaf in source.layout.observations.values()):
-        found.warnings.append(
+        source.layout.warnings.append(
             "images were stored as JPEG, which changes pixels: what is stored "
             "here is what the JPEG shows"
         )
-    return found
+    return source

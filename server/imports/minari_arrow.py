@@ -25,19 +25,19 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from server.imports.archive import Archive
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, Leaves, array_name
 from server.imports.images import pixels
-from server.imports.minari_metadata import COLUMNS, METADATA, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join, put
+from server.imports.minari_metadata import COLUMNS, METADATA, ROLES, Metadata, end_of
+from server.imports.parquet_table import as_numbers, kind_of
 from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
     check_size,
     same_name,
-    why_dropped,
 )
 from stepwell._wording import pluralize
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec, Space
+from stepwell.spaces import EnvSpec, Space
 from stepwell.trajectory import TrajectoryMetadata
 
 PART = re.compile(r"(?P<episode>\d{1,9})/part-(?P<part>\d{1,9})\.(?P<kind>arrow|parquet)")
@@ -55,19 +55,20 @@ class Column:
     """"2,3" where the file says it beside the column."""
 
 
-class ArrowEpisodes:
-    """An opened folder (named.py: Episodes)."""
+class ArrowEpisodes(Episodes):
+    """An opened folder (episodes.py: Episodes)."""
 
     def __init__(
         self, archive: Archive, metadata: Metadata, options: ImportOptions, memory: int
     ) -> None:
         self._archive, self._metadata, self._memory = archive, metadata, memory
+        self.env = metadata.env
         self._parts: dict[int, list[str]] = {}
         self._last: tuple[int, dict[str, Column]] = (-1, {})
         self._declared: dict[str, Mapping[str, Declared]] = {
-            "observations": metadata.declared("observation"),
-            "actions": metadata.declared("action"),
-            "infos": {},
+            "observation": metadata.declared("observation"),
+            "action": metadata.declared("action"),
+            "info": {},
         }
         self.layout = Layout()
         found = []
@@ -81,14 +82,10 @@ class ArrowEpisodes:
         self.layout.check_skipped()
 
     def declared(self, what: str) -> Mapping[str, Declared]:
-        return self._declared[f"{what}s"]
+        return self._declared[what]
 
     def written_spec(self) -> EnvSpec | None:
         return self._metadata.written_spec()
-
-    @property
-    def env(self) -> str:
-        return self._metadata.env
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         column = self._columns(number)[leaf.path]
@@ -101,12 +98,11 @@ class ArrowEpisodes:
             frames = (value.as_py() for value in column.values[:rows])
             return pixels(name, frames, memory=self._memory)
         assert leaf.shape is not None
-        values, _ = _elements(column)
-        return np.asarray(values.reshape(length, *leaf.shape)[:rows])
+        return as_numbers(name, column.values).reshape(length, *leaf.shape)[:rows]
 
     def about(self, number: int) -> About:
         columns, name = self._columns(number), f"episode {number}"
-        rewards, *flags = (_elements(columns[column])[0][:-1] for column in COLUMNS)
+        rewards, *flags = (as_numbers(key, columns[key].values)[:-1] for key in COLUMNS)
         terminated, truncated = end_of(name, *flags, exported=self._metadata.exported)
         seed = self._said(number).get("seed")
         fits = type(seed) is int and -(2**63) <= seed < 2**63
@@ -128,7 +124,8 @@ class ArrowEpisodes:
         """Check one episode against those before it."""
         name, columns = f"episode {number}", self._columns(number)
         for wanted in COLUMNS:
-            if wanted not in columns or _elements(columns[wanted])[1]:
+            leaf = _leaf(columns[wanted], wanted, None) if wanted in columns else ""
+            if not isinstance(leaf, Leaf) or leaf.shape != ():
                 raise ImportRefused(
                     f"{name} has no column {wanted} of numbers",
                     expected=", ".join(("observations", "actions", *COLUMNS)),
@@ -145,28 +142,14 @@ class ArrowEpisodes:
                 expected=f"{said} + 1, as its {METADATA} says",
                 got=pluralize(steps + 1, "row"),
             )
-        here: dict[str, dict[str, Leaf]] = {"observations": {}, "actions": {}, "infos": {}}
+        here: Leaves = {}
         for path, column in columns.items():
             top, *parts = path.split("/")
-            if top not in here:
-                continue
-            key = _key(top, parts)
-            declared = self._declared[top].get(key)
-            leaf, why = _leaf(column, path, declared if isinstance(declared, Space) else None)
-            if top == "infos":
-                why = why_dropped(key, options.drop_infos) or why
-                if leaf is not None and leaf.kind != "numbers":
-                    why = why or "not plain numbers"
-            if leaf is not None and not why:
-                put(here[top], key, leaf, self.layout.dropped if top == "infos" else None)
-            elif top == "infos":
-                self.layout.dropped[key] = why
-            else:
-                raise ImportRefused(f"{name}/{path[:200]}: {why}", expected="numbers or texts")
-        for what in ("observations", "actions"):
-            if not here[what]:
-                raise ImportRefused(f"{name} has no {what}", got=", ".join(sorted(columns))[:200])
-        self.layout.add(number, steps, name, here["observations"], here["actions"], here["infos"])
+            if (role := ROLES.get(top)) is not None:
+                key = array_name(role, parts)
+                leaf = _leaf(column, path, self._declared[role].get(key))
+                self.layout.place(here, role, key, leaf, f"{name}/{path}", options.drop_infos)
+        self.layout.add(number, steps, name, here)
 
     def _columns(self, number: int) -> dict[str, Column]:
         """The columns of one episode by path, structs taken apart; the last one is kept."""
@@ -223,63 +206,22 @@ def _flat(path: str, field: pa.Field, values: Any, level: int) -> dict[str, Colu
     return found
 
 
-def _key(top: str, parts: list[str]) -> str:
-    """The name of a leaf: a Tuple's members are numbered, as a collector numbers them."""
-    default = {"observations": DEFAULT_OBSERVATION, "actions": DEFAULT_ACTION}.get(top, "")
-    key = default if not parts or parts[0].isdecimal() else ""
-    for part in parts:
-        key = join(key, part)
-    return key
-
-
-def _leaf(column: Column, path: str, declared: Space | None) -> tuple[Leaf | None, str]:
+def _leaf(column: Column, path: str, declared: Declared | None) -> Leaf | str:
     """What a column holds, or why it cannot be read."""
-    kind = column.values.type
     if column.values.null_count:
-        return None, "it has empty values"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return Leaf(path, None, np.dtype(object), "texts"), ""
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return Leaf(path, None, np.dtype(np.uint8), "frames"), ""
-    values, why = _elements(column)
-    if why:
-        return None, why
-    width = 1 if values.ndim == 1 else values.shape[1]
-    shape: tuple[int, ...] = () if values.ndim == 1 else (width,)
+        return "it has empty values"
+    kind = kind_of(column.values.type)
+    if kind in ("texts", "frames"):
+        return Leaf(path, None, np.dtype(object if kind == "texts" else np.uint8), kind)
+    if not kind:
+        return f"unsupported type ({str(column.values.type)[:60]})"
+    try:
+        values = as_numbers(path, column.values)
+    except ImportRefused as error:
+        return f"{error.detail.removeprefix(f'column {path} ')} ({error.got})"
+    shape = values.shape[1:] and (math.prod(values.shape[1:]),)
     said = [int(n) for n in column.shape.split(",")] if SHAPE.fullmatch(column.shape) else None
-    for wanted in (said, None if declared is None else declared.shape):
-        if wanted is not None and math.prod(wanted) == width:
-            shape = tuple(wanted)
-            break
-    return Leaf(path, shape, values.dtype), ""
-
-
-def _elements(column: Column) -> tuple[Array, str]:
-    """Numbers [rows] or, of lists, [rows, elements]; or why there are none."""
-    values, rows, nothing = column.values, len(column.values), np.zeros(0)
-    lists = 0
-    while _is_list(values.type):
-        if values.null_count:
-            return nothing, "it has empty values"
-        inner = values.flatten()
-        lengths = pa.compute.list_value_length(values)
-        if pa.compute.count_distinct(lengths).as_py() > 1 or len(inner) == 0:
-            return nothing, "its rows have different lengths, or none"
-        values, lists = inner, lists + 1
-        if lists > MAX_LEVELS:
-            return nothing, "its lists are nested too deep"
-    kind = values.type
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not number:
-        return nothing, f"unsupported type ({str(kind)[:60]})"
-    if values.null_count:
-        return nothing, "it has empty values"
-    array = values.to_numpy(zero_copy_only=False)
-    if array.dtype.name not in DTYPES:
-        return nothing, f"unsupported type ({array.dtype})"
-    return (array.reshape(rows, -1) if lists else array), ""
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind))
+    for wanted in (said, declared.shape if isinstance(declared, Space) else None):
+        if wanted is not None and math.prod(wanted) == math.prod(shape):
+            return Leaf(path, tuple(wanted), values.dtype)
+    return Leaf(path, shape, values.dtype)

@@ -14,26 +14,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
 
-from server.imports.hdf5 import check_flat, check_place, first_line, unknown_filter
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, Leaves, array_name
+from server.imports.hdf5 import check_flat, check_place, members, unknown_filter
 from server.imports.images import JPEG, pixels
-from server.imports.minari_metadata import COLUMNS, Metadata, end_of
-from server.imports.named import About, Declared, Layout, Leaf, join, put
+from server.imports.minari_metadata import COLUMNS, ROLES, Metadata, end_of
 from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
-    check_magic,
     check_size,
     plain,
-    why_dropped,
 )
 from stepwell._wording import pluralize
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, EnvSpec
+from stepwell.spaces import DTYPES, EnvSpec
 from stepwell.trajectory import TrajectoryMetadata
 
 EPISODE = re.compile(r"episode_(\d{1,9})")
@@ -42,13 +40,13 @@ MAX_LEAVES = 512
 MAX_LEVELS = 8
 
 
-class Hdf5Episodes:
-    """An opened file (named.py: Episodes)."""
+class Hdf5Episodes(Episodes):
+    """An opened file (episodes.py: Episodes)."""
 
     def __init__(
         self, h5: h5py.File, metadata: Metadata, options: ImportOptions, memory: int
     ) -> None:
-        self._h5, self._metadata = h5, metadata
+        self._h5, self._metadata, self.env = h5, metadata, metadata.env
         self._short: set[int] = set()
         self.layout = self._survey(options, memory)
 
@@ -57,10 +55,6 @@ class Hdf5Episodes:
 
     def written_spec(self) -> EnvSpec | None:
         return self._metadata.written_spec()
-
-    @property
-    def env(self) -> str:
-        return self._metadata.env
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         group = self._h5[f"episode_{number}"]
@@ -159,56 +153,29 @@ class Hdf5Episodes:
             return 0
         if _lacks_final(found, steps):
             self._short.add(number)
-        defaults = {"observations": DEFAULT_OBSERVATION, "actions": DEFAULT_ACTION, "infos": ""}
-        here: dict[str, dict[str, Leaf]] = {what: {} for what in defaults}
+        here: Leaves = {}
         logical = 0
         for path, dataset in found.items():
             top, *parts = path.split("/")
-            rows = steps + 1 if top in ("observations", "infos") else steps
-            why = ""
+            role = ROLES.get(top)
+            rows = steps + 1 if role in ("observation", "info") else steps
             fits = (rows, steps) if rows > steps and number in self._short else (rows,)
+            why = ""
             if not dataset.shape or len(dataset) not in fits:
                 why = f"shape {dataset.shape}, not {rows} rows"
             elif (code := unknown_filter(dataset)) is not None:
                 why = f"unknown filter {code}"
             logical += dataset.nbytes
-            if top in here:
-                tuple_member = parts[:1] and parts[0].startswith("_index_")
-                key = defaults[top] if not parts or tuple_member else ""
-                for part in parts:
-                    key = join(key, part.removeprefix("_index_"))
-                if top == "infos":
-                    why = why_dropped(key, options.drop_infos) or why
-                leaf, problem = _leaf(path, dataset)
-                why = why or problem
-                if top == "infos" and leaf is not None and leaf.kind != "numbers":
-                    why = why or "not plain numbers"
-                if leaf is not None and not why:
-                    put(here[top], key, leaf, layout.dropped if top == "infos" else None)
-                    continue
-                if top == "infos":
-                    layout.dropped[key] = why
-                    continue
-            if why:
+            if role is not None:
+                key = array_name(role, [part.removeprefix("_index_") for part in parts])
+                leaf = why or _leaf(path, dataset)
+                layout.place(here, role, key, leaf, f"{name}/{path}", options.drop_infos)
+            elif why:
                 raise ImportRefused(f"{name}/{path}: {why}", expected=f"{rows} rows of numbers")
         if logical > memory:
             check_size(logical, logical, memory)
-        layout.add(number, steps, name, here["observations"], here["actions"], here["infos"])
+        layout.add(number, steps, name, here)
         return logical
-
-
-def opened(main: BinaryIO) -> h5py.File:
-    """The file; raises `ImportRefused` if it is something else."""
-    check_magic(main, b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Minari's main_data.hdf5")
-    return h5py.File(main, "r")
-
-
-def damaged(error: BaseException, size: int) -> ImportRefused:
-    return ImportRefused(
-        f"the HDF5 file is damaged or cut short: {first_line(error)}",
-        expected="a file that h5py can read to its end",
-        got=f"{size} bytes",
-    )
 
 
 def _is_column(dataset: Any) -> bool:
@@ -224,48 +191,26 @@ def _lacks_final(found: Mapping[str, Any], steps: int) -> bool:
 
 
 def _datasets(group: h5py.Group, name: str) -> Iterator[tuple[str, Any]]:
-    """Every dataset below an episode; checks each link before following it."""
-    seen = 0
-    stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
-    while stack:
-        path, node, level = stack.pop()
-        for member in node:
-            full = f"{path}/{member}" if path else str(member)
-            seen += 1
-            if seen > MAX_LEAVES or level > MAX_LEVELS:
-                raise ImportRefused(
-                    f"{name} has too many or too deep members",
-                    expected=f"≤ {MAX_LEAVES} arrays, {MAX_LEVELS} levels",
-                )
-            if not isinstance(node.get(member, getlink=True), h5py.HardLink):
-                raise ImportRefused(
-                    f"{name}/{full[:200]} is not a hard link",
-                    expected="arrays inside the file itself (hard links)",
-                )
-            child = node[member]
-            if isinstance(child, h5py.Group):
-                stack.append((full, child, level + 1))
-            elif isinstance(child, h5py.Dataset):
-                check_place(f"{name}/{full}", child)
-                if child.shape is None:
-                    raise ImportRefused(f"{name}/{full[:200]} is empty", expected="an array")
-                yield full, child
-            else:
-                raise ImportRefused(f"{name}/{full[:200]} is not an array")
+    """Every dataset below an episode."""
+    for path, child in members(group, f"{name}/"):
+        check_place(f"{name}/{path}", child)
+        if child.shape is None:
+            raise ImportRefused(f"{name}/{path[:200]} is empty", expected="an array")
+        yield path, child
 
 
-def _leaf(path: str, dataset: Any) -> tuple[Leaf | None, str]:
+def _leaf(path: str, dataset: Any) -> Leaf | str:
     """What an array holds, or why it cannot be read."""
     dtype = dataset.dtype
     if h5py.check_string_dtype(dtype) is not None and dataset.ndim == 1:
-        return Leaf(path, None, np.dtype(object), "texts"), ""
+        return Leaf(path, None, np.dtype(object), "texts")
     if h5py.check_vlen_dtype(dtype) == np.uint8 and dataset.ndim == 1:
-        return Leaf(path, None, np.dtype(np.uint8), "frames"), ""
+        return Leaf(path, None, np.dtype(np.uint8), "frames")
     if not plain(dtype) or dtype.name not in (*DTYPES, "float64"):
-        return None, f"unsupported type ({str(dtype)[:60]})"
+        return f"unsupported type ({str(dtype)[:60]})"
     if dataset.ndim == 2 and dtype == np.uint8 and _starts_as_jpeg(dataset):
-        return Leaf(path, None, np.dtype(np.uint8), "frames"), ""
-    return Leaf(path, dataset.shape[1:], dtype), ""
+        return Leaf(path, None, np.dtype(np.uint8), "frames")
+    return Leaf(path, dataset.shape[1:], dtype)
 
 
 def _starts_as_jpeg(dataset: Any) -> bool:

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.imports.episodes import Declared, Layout, parsed_spec
 from server.imports.minari_spaces import declared_spaces
-from server.imports.named import Declared, Layout
-from server.imports.raw_file import Array, ImportRefused, as_flags
+from server.imports.raw_file import Array, ImportRefused, last_flag
 from stepwell._wording import pluralize
-from stepwell.errors import InvalidData
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
 
 METADATA = "metadata.json"
 SPEC = "stepwell_spec"
 COLUMNS = ("rewards", "terminations", "truncations")
+ROLES = {"observations": "observation", "actions": "action", "infos": "info"}
+"""Names of the groups and columns of each."""
 DESCRIBING = (
     *("dataset_id", "algorithm_name", "author", "code_permalink", "description"),
     *("license", "citation"),
@@ -59,12 +60,8 @@ class Metadata:
         return {} if text is None else declared_spaces(text, f"{what}_space", default)
 
     def written_spec(self) -> EnvSpec | None:
-        if not self.exported:
-            return None
-        try:
-            return EnvSpec.from_json(self.written[SPEC])
-        except InvalidData as error:
-            raise ImportRefused(f"{SPEC} in {METADATA} cannot be read: {error}") from None
+        where = f"{SPEC} in {METADATA}"
+        return parsed_spec(where, self.written[SPEC]) if self.exported else None
 
     def check_counts(self, layout: Layout) -> None:
         """Raises `ImportRefused` if episodes or steps are missing."""
@@ -85,18 +82,8 @@ def end_of(
     name: str, terminations: Array, truncations: Array, *, exported: bool
 ) -> tuple[bool, bool]:
     """(terminated, truncated). Raises `ImportRefused` for flags before the last step."""
-    flags = [
-        as_flags(f"{name}/{column}", array)
-        for column, array in zip(COLUMNS[1:], (terminations, truncations), strict=True)
-    ]
-    for column, array in zip(COLUMNS[1:], flags, strict=True):
-        if bool(array[:-1].any()):
-            raise ImportRefused(
-                f"{name}/{column} is set before the last step",
-                expected="one episode in each group",
-                got=f"step {int(array.argmax())} of {len(array)}",
-            )
-    terminated, truncated = (bool(array[-1]) for array in flags)
+    terminated = last_flag(f"{name}/{COLUMNS[1]}", terminations)
+    truncated = last_flag(f"{name}/{COLUMNS[2]}", truncations)
     # Nobody says that it goes on, so it was cut off.
     open_end = not terminated and not truncated and not exported
     return terminated, (truncated and not terminated) or open_end

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from server.imports.named import TEXT, Declared, join
+from server.imports.episodes import TEXT, Declared, join
 from server.imports.raw_file import ImportRefused
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete

@@ -16,13 +16,13 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from server.imports import named
 from server.imports.archive import Archive
 from server.imports.arrow_file import is_arrow
 from server.imports.column_map import column_map
+from server.imports.episodes import Episodes
 from server.imports.hf_card import Card, Splits, read_card
 from server.imports.parquet_table import Table, damaged
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading, check_magic
+from server.imports.raw_file import ImportOptions, ImportRefused, check_magic
 from server.imports.table_episodes import TableEpisodes
 
 SHARD = re.compile(r"(.+?)-\d+-of-\d+\.(?:parquet|arrow)")
@@ -32,18 +32,18 @@ STATE = "state.json"
 
 
 @contextmanager
-def reading(
+def opened(
     file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
-) -> Iterator[Reading]:
+) -> Iterator[Episodes]:
     """Errors of pyarrow inside are an `ImportRefused`, too."""
     with reported():
         files, card = _files(file, options, memory)
         table = Table(files, options.size, memory, max_rows)
         columns = column_map(table.columns, options.columns)
         source = TableEpisodes(table, columns, options, memory)
-        found = named.reading(source, options, memory, max_rows, card.metadata)
-        found.warnings[:0] = card.warnings
-        yield found
+        source.metadata = card.metadata
+        source.layout.warnings[:0] = card.warnings
+        yield source
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,7 +26,7 @@ from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 
 if TYPE_CHECKING:
-    from server.imports.raw_file import ImportOptions
+    from server.imports.raw_file import ImportOptions, Reading
     from stepwell.spaces import EnvSpec
     from stepwell.trajectory import Trajectory
 
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-READERS = {
+FORMATS = {
     "d4rl": "flat",
     "npz": "flat",
     "minari": "minari",
@@ -71,7 +72,19 @@ READERS = {
     "lerobot": "lerobot",
     "parquet": "parquet",
 }
-"""Format → module of this package with its `reading` (raw_file.py: Reading)."""
+"""Format → module of this package with its `opened` (episodes.py: Episodes)."""
+
+
+@contextmanager
+def reading(
+    file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
+) -> Iterator[Reading]:
+    """An open file of any format. Raises `ImportRefused`, also where its trajectories are read."""
+    from server.imports.episodes import plan
+
+    module = import_module(f"server.imports.{FORMATS[options.format]}")
+    with module.opened(file, options, memory, max_rows) as source:
+        yield plan(source, options, memory, max_rows)
 
 
 def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], out: Any) -> None:
@@ -92,8 +105,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
             expected="a folder of RLDS",
             got=f"format {options.format}",
         )
-    reader = import_module(f"server.imports.{READERS[options.format]}")
-    with reader.reading(file, options, memory, max_rows) as found:
+    with reading(file, options, memory, max_rows) as found:
         head = {
             "kind": "plan",
             "format": found.format,

@@ -79,8 +79,7 @@ class ImportOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """What the reader of a format found. Each has a function `reading(file, options, memory,
-    max_rows)`, a context manager; while it is open, `trajectories` can be read."""
+    """What a file holds; while it is open, `trajectories` can be read."""
 
     format: str
     spec: EnvSpec
@@ -130,6 +129,18 @@ def as_flags(name: str, array: Array) -> NDArray[np.bool_]:
         raise ImportRefused(
             f"{name[:100]} does not contain flags", expected="0 or 1", got=got
         ) from None
+
+
+def last_flag(name: str, array: Array) -> bool:
+    """A flag of an episode that only its last step may have. Raises `ImportRefused`."""
+    marks = as_flags(name, array).reshape(-1)
+    if bool(marks[:-1].any()):
+        raise ImportRefused(
+            f"{name} is set before the last step",
+            expected="one episode in each group, file or record",
+            got=f"step {int(marks.argmax())} of {len(marks)}",
+        )
+    return bool(marks[-1])
 
 
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:

@@ -22,21 +22,20 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from server.imports import named
 from server.imports.archive import Archive
+from server.imports.episodes import TEXT, About, Declared, Episodes, Layout, Leaf, join, put
 from server.imports.images import JPEG, pixels
-from server.imports.named import TEXT, About, Declared, Layout, Leaf, join, put
 from server.imports.raw_file import (
     Array,
     ImportOptions,
     ImportRefused,
-    Reading,
     as_flags,
+    last_flag,
     why_dropped,
 )
 from server.imports.tfrecord import Features, parse, records
 from stepwell._wording import pluralize
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, Discrete, EnvSpec
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, DTYPES, Discrete
 from stepwell.trajectory import TrajectoryMetadata
 
 FEATURES, INFO = "features.json", "dataset_info.json"
@@ -70,16 +69,16 @@ class _Place:
     length: int
 
 
-class RldsEpisodes:
-    """The episodes of all splits (named.py: Episodes)."""
-
-    env = ""
+class RldsEpisodes(Episodes):
+    """The episodes of all splits (episodes.py: Episodes)."""
 
     def __init__(self, archive: Archive, options: ImportOptions, memory: int):
         self._archive, self._memory = archive, memory
         self._keep_last = options.keep_last_step
         self._steps, unread = _declared_steps(archive.json(FEATURES))
         self._info = archive.json(INFO) if archive.has(INFO) else {}
+        wanted = ("name", "version", "description")
+        self.metadata = {k: str(self._info[k])[:1024] for k in wanted if self._info.get(k)}
         self._places: list[_Place] = []
         self._last: tuple[int, Features] = (-1, {})
         self._file: tuple[str, BinaryIO] | None = None
@@ -111,14 +110,6 @@ class RldsEpisodes:
             elif feature.classes:
                 found[key] = Discrete(feature.classes)
         return found
-
-    def written_spec(self) -> EnvSpec | None:
-        return None
-
-    @property
-    def shown(self) -> dict[str, str]:
-        wanted = ("name", "version", "description")
-        return {k: str(self._info[k])[:1024] for k in wanted if self._info.get(k)}
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         array = self._values(number, self._steps[leaf.path])
@@ -177,22 +168,15 @@ class RldsEpisodes:
         rows = len(self._features(number).get("steps/is_last", ()))
         if rows == 0:
             raise ImportRefused(f"{name} has no steps/is_last", expected="steps in every record")
-        marks = {
-            flag: as_flags(f"{name}/{flag}", self._values(number, self._steps[flag]))
-            for flag in FLAGS
-        }
         places = np.arange(rows)
-        if not np.array_equal(marks["is_last"], places == rows - 1):
-            raise ImportRefused(
-                f"{name}: is_last is not set at the last step only", expected="one episode a record"
-            )
-        if not np.array_equal(marks["is_first"], places == 0):
-            raise ImportRefused(
-                f"{name}: is_first is not set at the first step only",
-                expected="one episode a record",
-            )
-        if bool(marks["is_terminal"][:-1].any()):
-            raise ImportRefused(f"{name}: is_terminal is set before the last step")
+        for flag, wanted in (("is_last", places == rows - 1), ("is_first", places == 0)):
+            marks = as_flags(f"{name}/{flag}", self._values(number, self._steps[flag]))
+            if not np.array_equal(marks, wanted):
+                raise ImportRefused(
+                    f"{name}: {flag} is not set at the {flag[3:]} step only",
+                    expected="one episode a record",
+                )
+        last_flag(f"{name}/is_terminal", self._values(number, self._steps["is_terminal"]))
         transitions = rows if self._keep_last else rows - 1
         if not transitions:
             return 0
@@ -200,9 +184,7 @@ class RldsEpisodes:
             role: {key: self._leaf(number, feature) for key, feature in features.items()}
             for role, features in self._named.items()
         }
-        self.layout.add(
-            number, transitions, name, here["observation"], here["action"], here["info"]
-        )
+        self.layout.add(number, transitions, name, here)
         return transitions
 
     def _leaf(self, number: int, feature: Feature) -> Leaf:
@@ -303,9 +285,7 @@ class RldsEpisodes:
 
 
 @contextmanager
-def reading(
-    file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
-) -> Iterator[Reading]:
+def opened(file: BinaryIO, options: ImportOptions, memory: int, _: int) -> Iterator[Episodes]:
     """Raises `ImportRefused`."""
     archive = Archive(file, options.size, memory)
     if not archive.enter(FEATURES):
@@ -314,8 +294,7 @@ def reading(
             expected=f"{FEATURES}, {INFO} and TFRecord files",
             got=", ".join(archive.names[:20])[:200],
         )
-    source = RldsEpisodes(archive, options, memory)
-    yield named.reading(source, options, memory, max_rows, dict(source.shown))
+    yield RldsEpisodes(archive, options, memory)
 
 
 # --- what the folder declares ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Derives the spaces of a flat file's arrays, and converts the arrays to them.
+"""Derives spaces from data, and converts arrays to them.
 
 Observations   floats: a Box without bounds, float64 converted to float32 (agents compute in
                float32; a warning says so); integers [N] from 0: Discrete(largest + 1), or as many
@@ -22,28 +22,21 @@ name. An info that the file has but that cannot be kept becomes NaN in a dataset
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.column_map import element_names
-from server.imports.flat_arrays import SPEC, RawFile
 from server.imports.raw_file import Array, ImportOptions, ImportRefused
 from stepwell._wording import shown
-from stepwell.rounding import narrowed, rounded
 from stepwell.spaces import (
-    DTYPES,
     MAX_NAME,
     MAX_NAMES,
     Box,
     Discrete,
-    EnvSpec,
     MultiBinary,
     MultiDiscrete,
     Space,
@@ -53,8 +46,6 @@ from stepwell.spaces import (
 )
 
 MAX_DISCRETE = 100_000
-MAX_SPEC = 4 << 20
-"""Bytes of a file's own spec."""
 MOST_STATES = 4096
 """Integers [N] up to here are taken for states: each becomes an input of its own."""
 FILLED = 0.03
@@ -63,95 +54,6 @@ outputs are scaled to the bounds, so it could hardly tell such actions apart."""
 USUAL, ENOUGH = (0.001, 0.999), 1000
 """Quantiles between which actions are usual, and how many rows show that: those of a small file
 say little of the files that follow it into the dataset."""
-
-
-Arrays = dict[str, Array]
-"""By key: "observation", or several names."""
-
-
-def choose_spec(
-    obs: Arrays,
-    actions: Arrays,
-    next_obs: Arrays | None,
-    infos: Arrays,
-    source: RawFile,
-    options: ImportOptions,
-    warnings: list[str],
-) -> EnvSpec:
-    """The dataset's spec if it exists, else the file's own, else one derived from the data.
-
-    Raises `ImportRefused`.
-    """
-    if options.spec is not None:
-        _check_names(options.spec, obs, actions, infos, source.dropped, warnings)
-        return options.spec
-    forced = any((options.observation, options.action, options.action_low, options.action_high))
-    if SPEC in source.arrays and not forced:
-        written = written_spec(source)
-        kept = {key: space for key, space in written.infos.items() if key in infos}
-        spec = replace(written, infos=kept, env=options.env or written.env)
-        _check_names(spec, obs, actions, infos, source.dropped, warnings)
-        return spec
-    if forced and (len(obs) > 1 or len(actions) > 1):
-        raise ImportRefused(
-            "options for spaces need one observation and one action",
-            expected="no observation=, action=, action_low= or action_high=",
-            got=", ".join([*obs, *actions]),
-        )
-    for key, array in obs.items():
-        if array.dtype.name not in DTYPES:
-            raise ImportRefused(
-                f"{_word('observations', key, obs)} has an unsupported type",
-                expected=", ".join(DTYPES),
-                got=str(array.dtype),
-            )
-    states = source.metadata.get("discrete_observations")
-    observations = {
-        key: observation_space(
-            [array] if next_obs is None else [array, next_obs[key]], states, options, warnings
-        )
-        for key, array in obs.items()
-    }
-    chosen = {key: action_space(array, options, warnings) for key, array in actions.items()}
-    return EnvSpec.of(
-        observations,
-        chosen,
-        infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
-        env=options.env,
-        names=fitting_names(
-            {
-                f"{what}/{key}": names_of(source, what, key)
-                for what, arrays in (("observation", obs), ("action", actions))
-                for key in arrays
-            },
-            observations,
-            chosen,
-        ),
-    )
-
-
-def in_order(
-    spec: EnvSpec | None, source: RawFile, what: str, arrays: Arrays, warnings: list[str]
-) -> Arrays:
-    """The vectors with their elements in the order of the dataset's names."""
-    found = {}
-    for key, array in arrays.items():
-        known = () if spec is None else spec.names.get(f"{what}/{key}", ())
-        order = element_order(f"{what}/{key}", known, names_of(source, what, key), warnings)
-        fits = order is not None and array.shape[1:] == order.shape
-        found[key] = array[:, order] if fits else array
-    return found
-
-
-def names_of(source: RawFile, what: str, key: str) -> tuple[str, ...]:
-    """The names of a vector's elements in the file: of its columns, or in its own spec."""
-    found = source.map.arrays[what].get(key, ())
-    if source.map.named_elements(what, key):
-        widths = [source.arrays[name][:1].size for name in found]
-        return element_names(found, widths) if sum(widths) <= MAX_NAMES else ()
-    if SPEC in source.arrays and what not in source.map.given:
-        return written_spec(source).names.get(f"{what}/{key}", ())
-    return ()
 
 
 def fitting_names(
@@ -203,64 +105,6 @@ def element_order(
     return np.array([place[name] for name in known], np.int64)
 
 
-def fit(
-    spec: EnvSpec,
-    obs: Arrays,
-    actions: Arrays,
-    next_obs: Arrays | None,
-    infos: Arrays,
-    dropped: dict[str, str],
-    warnings: list[str],
-) -> tuple[Arrays, Arrays, Arrays | None, Arrays]:
-    """The arrays in the shapes and types of `spec`. Raises `ImportRefused` (schema_mismatch)."""
-    rows = len(next(iter(obs.values())))
-    fitted = {k: fit_info(k, infos.get(k), s, rows, dropped) for k, s in spec.infos.items()}
-    kept = {key: infos[key] for key in spec.infos if key in infos and key not in dropped}
-    for name, arrays, spaces in (
-        ("observations", obs, spec.observations),
-        ("actions", actions, spec.actions),
-        ("infos", kept, spec.infos),
-    ):
-        for key, array in arrays.items():
-            word = f"infos/{key}" if name == "infos" else _word(name, key, arrays)
-            stored = np.dtype(spaces[key].dtype)
-            note = narrowed(word, array.dtype, stored) or rounded(word, array, stored)
-            warnings += [note] if note else []
-    for name, given in (("observations", obs), ("next_observations", next_obs)):
-        for key, array in (given or {}).items():
-            word, space = _word(name, key, obs), spec.observations[key]
-            assert given is not None
-            given[key] = cast(word, array, space)
-            if not isinstance(space, Box):  # the bounds of observations are often wrong
-                check_inside(word, given[key], space)
-    for key, array in actions.items():
-        word, space = _word("actions", key, actions), spec.actions[key]
-        actions[key] = cast(word, array, space)
-        check_inside(word, actions[key], space)
-    return obs, actions, next_obs, fitted
-
-
-def _word(name: str, key: str, arrays: Arrays) -> str:
-    return name if len(arrays) == 1 else f"{name}/{key}"
-
-
-def written_spec(source: RawFile) -> EnvSpec:
-    """The spec in a file that `stepwell export` wrote. Raises `ImportRefused`."""
-    return _written(source.arrays[SPEC])
-
-
-def _written(array: Array) -> EnvSpec:
-    """The spec in a file that `stepwell export` wrote. Raises `ImportRefused`."""
-    try:
-        if array.dtype != np.uint8 or array.ndim != 1 or len(array) > MAX_SPEC:
-            raise ValueError(f"{array.dtype} {list(array.shape)}")
-        return EnvSpec.from_json(json.loads(array.tobytes()))
-    except (ValueError, RecursionError) as error:
-        raise ImportRefused(
-            f"{SPEC} cannot be read", expected="an env spec as JSON", got=str(error)[:200]
-        ) from None
-
-
 def check_inside(name: str, array: Array, space: Space) -> None:
     if why := why_outside(space, array):
         raise ImportRefused(
@@ -271,21 +115,12 @@ def check_inside(name: str, array: Array, space: Space) -> None:
         )
 
 
-def fit_info(
-    key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]
-) -> Array:
-    """The info in the dataset's type; where that fails, NaN, with the reason in `dropped`.
-
-    Raises `ImportRefused` for a dtype that cannot represent unknown values.
-    """
-    if array is not None:
-        try:
-            return cast(f"infos/{key}", array, space)
-        except ImportRefused as error:
-            dropped[key] = f"{error.detail} (expected {error.expected}, got {error.got})"
+def unknown_info(key: str, space: Space, rows: int, why: str) -> Array:
+    """NaN for an info of the dataset that is dropped. Raises `ImportRefused` for a dtype that
+    cannot represent unknown values."""
     if np.dtype(space.dtype).kind != "f":
         raise ImportRefused(
-            f"infos/{key} cannot be kept ({dropped[key]}), and its type in the dataset has no NaN",
+            f"infos/{key} cannot be kept ({why}), and its type in the dataset has no NaN",
             expected=space_to_json(space),
             got="an info that is dropped",
             code="schema_mismatch",
@@ -293,41 +128,8 @@ def fit_info(
     return np.full((rows, *space.shape), np.nan, space.dtype)
 
 
-def _check_names(
-    spec: EnvSpec,
-    obs: Arrays,
-    actions: Arrays,
-    infos: Arrays,
-    dropped: dict[str, str],
-    warnings: list[str],
-) -> None:
-    for what, spaces, arrays in (
-        ("observations", spec.observations, obs),
-        ("actions", spec.actions, actions),
-    ):
-        if spaces.keys() != arrays.keys():
-            raise ImportRefused(
-                f"the dataset has other {what} than the file",
-                expected=sorted(spaces),
-                got=sorted(arrays),
-                code="schema_mismatch",
-            )
-    for key in spec.infos:
-        if key not in infos and key not in dropped:
-            raise ImportRefused(
-                f"infos/{key} is missing",
-                expected=f"infos of the dataset: {', '.join(spec.infos)}",
-                got=", ".join(sorted(infos)) or "none",
-                code="schema_mismatch",
-            )
-    if more := sorted(set(infos) - set(spec.infos)):
-        warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
-
-
-def observation_space(
-    every: list[Array], states: Any, options: ImportOptions, warnings: list[str]
-) -> Space:
-    """The space of `every` array of observations: [N, …], and that of the next ones, if given."""
+def observation_space(obs: Array, options: ImportOptions, warnings: list[str]) -> Space:
+    """The space of observations [N, …]."""
     kind, _, count = options.observation.partition(":")
     if kind == "discrete":
         return Discrete(_count("observation", count))
@@ -335,18 +137,9 @@ def observation_space(
         raise ImportRefused(
             "?observation=", expected="box or discrete:N", got=options.observation[:50]
         )
-    obs = every[0]
-    if kind == "" and states is not None:
-        if type(states) is not int or not 1 <= states <= MAX_DISCRETE:
-            raise ImportRefused(
-                "metadata/discrete_observations",
-                expected=f"an integer in 1 … {MAX_DISCRETE}",
-                got=str(states)[:50],
-            )
-        return Discrete(states)
     if kind == "" and obs.ndim == 1 and obs.dtype.kind in "iu":
-        largest = max(int(array.max()) for array in every)
-        if min(int(array.min()) for array in every) >= 0 and largest < MOST_STATES:
+        largest = int(obs.max())
+        if int(obs.min()) >= 0 and largest < MOST_STATES:
             warnings.append(
                 f"observations are whole numbers, 0 … {largest}: stored as Discrete({largest + 1})"
                 "; if the environment has more states, ?observation=discrete:N; if the numbers are "

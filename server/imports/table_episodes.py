@@ -1,4 +1,4 @@
-"""Rows of a table → episodes (named.py: Episodes). Untrusted: runs only in the sandbox.
+"""Rows of a table → episodes (episodes.py: Episodes). Untrusted: runs only in the sandbox.
 
     one row a step       episodes by the columns `episode`, else by flags, else one of each file
                          (episode_ids.py, ends.py); in an episode by `step`, else in the order of
@@ -12,7 +12,6 @@ one before is repeated. The last row tells how an episode ended; without a flag 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +37,8 @@ from server.imports.ends import (
     warn_of_final_rows,
 )
 from server.imports.episode_ids import Split, split_by_ids
+from server.imports.episodes import About, Declared, Episodes, Layout, Leaf
 from server.imports.images import JPEG, PNG, pixels
-from server.imports.named import About, Declared, Layout, Leaf
 from server.imports.parquet_table import (
     Table,
     as_numbers,
@@ -53,11 +52,10 @@ from server.imports.raw_file import (
     ImportOptions,
     ImportRefused,
     as_flags,
-    plain,
     why_dropped,
 )
 from stepwell._wording import pluralize, shown
-from stepwell.spaces import DTYPES, Discrete, EnvSpec
+from stepwell.spaces import Discrete
 from stepwell.trajectory import TrajectoryMetadata
 
 BLOCK = 1 << 16
@@ -65,7 +63,7 @@ BOUNDARIES = 100
 """Ends of episodes that show whether next observations are the shifted rows."""
 
 
-class TableEpisodes:
+class TableEpisodes(Episodes):
     """Raises `ImportRefused`."""
 
     own: tuple[str, ...] = ()
@@ -74,7 +72,6 @@ class TableEpisodes:
     def __init__(self, table: Table, columns: ColumnMap, options: ImportOptions, memory: int):
         self.table, self.columns, self._memory = table, columns, memory
         self.layout = Layout()
-        self._env = options.env
         self._leaves: dict[str, Columns] = {}
         for role in ("observation", "action"):
             if not columns.arrays[role]:
@@ -149,7 +146,7 @@ class TableEpisodes:
         self.layout.check_skipped()
         return 1
 
-    # --- what named.py asks for -------------------------------------------------------------------
+    # --- what episodes.py asks for ----------------------------------------------------------------
 
     def declared(self, what: str) -> Mapping[str, Declared]:
         """Classes of Hugging Face's features are a Discrete."""
@@ -161,13 +158,6 @@ class TableEpisodes:
                 if isinstance(names, list) and names:
                     found[key] = Discrete(len(names))
         return found
-
-    def written_spec(self) -> EnvSpec | None:
-        return None
-
-    @property
-    def env(self) -> str:
-        return self._env
 
     def rows(self, number: int, leaf: Leaf) -> Array:
         columns, role = self._leaves[leaf.path], leaf.path.partition("/")[0]
@@ -250,7 +240,7 @@ class TableEpisodes:
         """A flag of a whole row is that of the last step."""
         split, listed = Split(self._ends, self._names), dict(self._flags)
         for role in self._flags:
-            name = self.columns.one(role) or self.columns.one(f"not_{role}") or ""
+            name = self.columns.flag(role) or ""
             if not is_list(self.table.types[name]):
                 del listed[role]
         check_inside(listed, self.columns, split)
@@ -344,12 +334,6 @@ class TableEpisodes:
             return Leaf(path, None, np.dtype(np.uint8), "frames")
         first_rows = self._read(columns, "numbers", 0)
         names = self._names_of(role, key, columns) if role != "info" else ()
-        if not plain(first_rows.dtype) or first_rows.dtype.name not in (*DTYPES, "float64"):
-            raise ImportRefused(
-                f"{path} has an unsupported type",
-                expected=", ".join(DTYPES),
-                got=str(first_rows.dtype),
-            )
         return Leaf(path, first_rows.shape[1:], first_rows.dtype, names=names)
 
     def _count_jpeg(self, column: str) -> int:
@@ -561,8 +545,3 @@ def _is_nested(table: Table, columns: ColumnMap, reward: str) -> bool:
             if not bool(pc.all(pc.equal(lengths, count)).as_py()):
                 return False
     return True
-
-
-def describe(found: TableEpisodes) -> dict[str, Any]:
-    """For the job's result."""
-    return {"files": len(found.table.file_rows), "columns": shown(found.table.columns)}

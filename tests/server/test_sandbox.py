@@ -99,7 +99,7 @@ def test_the_report_names_every_layer() -> None:
 def test_the_importing_child_loads_nothing_of_the_server_but_what_it_needs(tmp_path: Path) -> None:
     """What parses strangers' bytes must not hold a door to the index."""
     program = (
-        "import server.imports.parser, server.imports.episodes, server.imports.hdf5, sys;"
+        "import server.imports.parser, server.imports.flat, server.imports.hdf5, sys;"
         "sys.stdout.write(' '.join(m for m in sys.modules if m.split('.')[0] in"
         " ('sqlalchemy', 'fastapi', 'duckdb', 'pydantic')))"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from server.imports import flat, lerobot, minari
-from server.imports.raw_file import ImportOptions, ImportRefused
+from server.imports.raw_file import ImportRefused
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory, Vocabulary, _exported, cli
-from stepwell._folders import files_of, zipped
 from stepwell.errors import Gone, InvalidData, JobFailed, NotFound
 from stepwell.spaces import MultiBinary
 from stepwell.testing import make_spec, make_trajectory
+from tests.imported import read_file
 from workbench.export import parquet, selection
 from workbench.export.minari import dataset_id
 
@@ -166,13 +164,8 @@ def read_back(path: Path, format_: str) -> tuple[EnvSpec, list[Trajectory]]:
     if format_ == "parquet":
         spec, _, trajectories = _exported.read(path)
         return spec, list(trajectories)
-    options = ImportOptions(dataset="d", format=format_, sha256="ab" * 32)
-    reader = {"minari": minari, "lerobot": lerobot}.get(format_, flat)
-    packed = nullcontext(path) if reader is flat else zipped(files_of(path)[1])
-    with packed as source, open(source, "rb") as file:
-        options = replace(options, size=source.stat().st_size)
-        with reader.reading(file, options, 1 << 30, 10**6) as found:
-            return found.spec, list(found.trajectories)
+    found, made = read_file(path, kind=format_)
+    return found.spec, made
 
 
 def same(a: Trajectory, b: Trajectory, lost: str) -> None:

@@ -18,12 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.imports import lerobot as reader
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell import Box, Discrete, EnvSpec, Trajectory
-from stepwell._folders import files_of, zipped
 from stepwell.errors import InvalidData
 from stepwell.testing import make_spec, make_trajectory
+from tests.imported import read_file
 from workbench.export import lerobot
 from workbench.export.selection import Losses, Selection
 
@@ -56,14 +55,7 @@ def written(
 
 
 def read(folder: Path, **options: Any) -> tuple[Reading, list[Trajectory]]:
-    kind, files = files_of(folder)
-    assert kind == "lerobot"
-    with zipped(files) as packed, open(packed, "rb") as file:
-        given = ImportOptions(
-            dataset="d", format=kind, sha256="ab" * 32, size=packed.stat().st_size, **options
-        )
-        with reader.reading(file, given, 1 << 28, 10**6) as found:
-            return found, list(found.trajectories)
+    return read_file(folder, **options)
 
 
 def test_the_layout_is_that_of_lerobot(tmp_path: Path) -> None:

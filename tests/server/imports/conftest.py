@@ -14,14 +14,13 @@ import numpy as np
 import orjson
 import pytest
 
-from server.imports import hdf5
-from server.imports.episodes import Plan, plan, trajectories
-from server.imports.raw_file import ImportOptions
+from server.imports.raw_file import ImportOptions, Reading
 from server.service import Service
 from server.settings import Settings
 from stepwell.messages import Job
 from stepwell.testing import wait_until
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 Arrays = dict[str, Any]
 
@@ -63,21 +62,9 @@ def write(path: Path, arrays: Arrays, **options: Any) -> Path:
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., tuple[Plan, list[Trajectory]]]:
-    """Write arrays to a file, read it back as the child does, in this process."""
-
-    def read_(arrays: Arrays, **options: Any) -> tuple[Plan, list[Trajectory]]:
-        path = write(tmp_path / "file.hdf5", arrays)
-        chosen = ImportOptions(dataset="d", sha256="ab" * 32, **options)
-        with open(path, "rb") as file:
-            source = hdf5.read(file, path.stat().st_size, 1 << 30)
-        found = plan(source, chosen, 10**6)
-        made = list(trajectories(found, chosen))
-        for trajectory in made:
-            trajectory.check(found.spec)
-        return found, made
-
-    return read_
+def read(tmp_path: Path) -> Callable[..., tuple[Reading, list[Trajectory]]]:
+    """Write arrays to a file, read it back."""
+    return lambda arrays, **options: read_file(write(tmp_path / "file.hdf5", arrays), **options)
 
 
 @dataclass

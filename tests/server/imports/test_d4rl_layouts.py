@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from server.imports import flat
-from server.imports.raw_file import ImportOptions, Reading
 from stepwell.spaces import Box
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 from .conftest import Arrays, Importing, flags, walk
 
@@ -33,13 +31,7 @@ def write(path: Path, arrays: Arrays) -> Path:
     return path
 
 
-def read(path: Path, **options: Any) -> tuple[Reading, list[Trajectory]]:
-    chosen = ImportOptions(dataset="d", sha256="ab" * 32, size=path.stat().st_size, **options)
-    with open(path, "rb") as file, flat.reading(file, chosen, 1 << 30, 10**6) as found:
-        made = list(found.trajectories)
-    for trajectory in made:
-        trajectory.check(found.spec)
-    return found, made
+read = read_file
 
 
 def lengths(made: list[Trajectory]) -> list[int]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server.imports import lerobot, parquet
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell import Box, Client, Conflict, EnvSpec, InvalidSpace
 from stepwell._folders import files_of, zipped
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 from .conftest import Importing
 
@@ -32,30 +32,7 @@ def write(path: Path, columns: Columns) -> Path:
 
 
 def read(path: Path, *given: str, spec: EnvSpec | None = None) -> tuple[Reading, list[Trajectory]]:
-    """As the child does, in this process; of a folder its zip."""
-    if path.is_dir():
-        kind, files = files_of(path)
-        with zipped(files) as packed:
-            return _read(packed, given, spec, kind)
-    return _read(path, given, spec, "parquet")
-
-
-def _read(
-    path: Path, given: tuple[str, ...], spec: EnvSpec | None, kind: str
-) -> tuple[Reading, list[Trajectory]]:
-    size = path.stat().st_size
-    options = ImportOptions(
-        dataset="d", format=kind, sha256="ab" * 32, size=size, columns=given, spec=spec
-    )
-    module = lerobot if kind == "lerobot" else parquet
-    with (
-        open(path, "rb", buffering=0) as file,
-        module.reading(file, options, 1 << 28, 10**9) as found,
-    ):
-        made = list(found.trajectories)
-        for trajectory in made:
-            trajectory.check(found.spec)
-        return found, made
+    return read_file(path, *given, kind="parquet", spec=spec)
 
 
 def said(found: Reading) -> str:
@@ -333,7 +310,8 @@ def test_lerobot_2_1_is_refused_with_the_ways_to_read_it(tmp_path: Path) -> None
         assert way in str(caught.value.expected)
     kind, files = files_of(folder, "parquet")
     with zipped(files) as packed:
-        found, got = _read(packed, ("reward=",), None, kind)
+        found, got = read(packed, "reward=")
+    assert kind == "parquet"
     assert [len(t) for t in got] == [4, 4]
     assert list(found.spec.observations) == ["observation"]
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server.imports import flat, parquet
 from server.imports.column_map import USUAL
 from server.imports.parser import recognised
 from server.imports.raw_file import ImportOptions, ImportRefused, Reading
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 from .conftest import Importing
 
@@ -77,23 +77,7 @@ def read(tmp_path: Path) -> Read:
         kind: str, made: Arrays, *columns: str, **options: Any
     ) -> tuple[Reading, list[Trajectory]]:
         path = WRITERS[kind](tmp_path / "file", made)
-        chosen = ImportOptions(
-            dataset="d",
-            format=kind,
-            sha256="ab" * 32,
-            size=path.stat().st_size,
-            columns=columns,
-            **options,
-        )
-        module = parquet if kind == "parquet" else flat
-        with (
-            path.open("rb", buffering=0) as file,
-            module.reading(file, chosen, 1 << 28, 10**6) as found,
-        ):
-            got = list(found.trajectories)
-        for trajectory in got:
-            trajectory.check(found.spec)
-        return found, got
+        return read_file(path, *columns, kind=kind, **options)
 
     return read_
 
@@ -485,12 +469,9 @@ def test_unknown_filters_count_only_where_an_array_is_needed(read: Read, tmp_pat
     with h5py.File(path, "a") as file:
         file.create_dataset("packed", data=np.arange(ROWS), scaleoffset=0)
         made = {name: file[name][()] for name in file}
-    options = ImportOptions(dataset="d", sha256="ab" * 32, size=path.stat().st_size)
-    with path.open("rb") as file, flat.reading(file, options, 1 << 28, 10**6) as found:
-        assert "not read: packed" in found.warnings and made["packed"][3] == 3
-    with path.open("rb") as file, pytest.raises(ImportRefused, match="unknown filter"):
-        given = ImportOptions(dataset="d", size=options.size, columns=("reward=packed",))
-        flat.reading(file, given, 1 << 28, 10**6).__enter__()
+    assert "not read: packed" in read_file(path)[0].warnings and made["packed"][3] == 3
+    with pytest.raises(ImportRefused, match="unknown filter"):
+        read_file(path, "reward=packed")
 
 
 def test_npz_members_that_nobody_needs_are_named_only(read: Read) -> None:

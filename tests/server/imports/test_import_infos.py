@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,11 @@ import h5py
 import numpy as np
 import pytest
 
-from server.imports import hdf5, npz
-from server.imports.episodes import Plan, plan, trajectories
-from server.imports.raw_file import ImportOptions, ImportRefused
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell.spaces import Box, Discrete, EnvSpec
+from tests.imported import read_file
 
-from .conftest import Importing, table, write
+from .conftest import Arrays, Importing, table, write
 
 ROWS = 20
 Change = Callable[[h5py.File], Any]
@@ -51,7 +49,7 @@ UNKEPT: dict[str, tuple[Change, str]] = {
     ),
     "no_columns": (lambda f: f.create_dataset("infos/x", (ROWS, 0), "f4"), "an invalid size"),
     "many_dimensions": (
-        lambda f: f.create_dataset("infos/x", (ROWS,) + (1,) * 5, "f4"),
+        lambda f: f.create_dataset("infos/x", (ROWS,) + (1,) * 9, "f4"),
         "dimensions",
     ),
     "unknown_filter": (
@@ -61,24 +59,14 @@ UNKEPT: dict[str, tuple[Change, str]] = {
 }
 
 
-def options(**chosen: Any) -> ImportOptions:
-    return ImportOptions(dataset="d", sha256="ab" * 32, **chosen)
-
-
-def read(path: Path, change: Change, **chosen: Any) -> tuple[Plan, dict[str, str]]:
-    """A small good file with a change, read as the child does; every trajectory is made."""
+def read(path: Path, change: Change, **chosen: Any) -> tuple[Reading, Arrays]:
+    """A small good file with a change; its infos, without the repeated last ones."""
     write(path, table(ROWS, timeouts=[9, 19]))
     with h5py.File(path, "a") as file:
         change(file)
-    wanted = options(**chosen)
-    with open(path, "rb") as opened:
-        source = hdf5.read(opened, path.stat().st_size, 1 << 30, wanted.drop_infos)
-    found = plan(source, wanted, 10**6)
-    made = list(trajectories(found, wanted))
+    found, made = read_file(path, **chosen)
     assert [len(t) for t in made] == [10, 10]
-    for trajectory in made:
-        trajectory.check(found.spec)
-    return found, source.dropped
+    return found, {k: np.concatenate([t.infos[k][:-1] for t in made]) for k in made[0].infos}
 
 
 @pytest.mark.parametrize("name", UNKEPT)
@@ -89,11 +77,11 @@ def test_an_info_that_cannot_be_kept_is_left_out_with_the_reason(name: str, tmp_
         change(file)
         file["infos/good"] = np.arange(ROWS, dtype=np.float32)
 
-    found, dropped = read(tmp_path / "f.hdf5", both)
-    assert list(found.spec.infos) == ["good"] and list(found.infos) == ["good"]
-    assert list(dropped) == ["x"] and why in dropped["x"]
+    found, infos = read(tmp_path / "f.hdf5", both)
+    assert list(found.spec.infos) == list(infos) == ["good"]
+    assert list(found.dropped) == ["x"] and why in found.dropped["x"]
     (warning,) = [w for w in found.warnings if w.startswith("info 'x' left out")]
-    assert dropped["x"] in warning
+    assert found.dropped["x"] in warning
 
 
 def test_groups_of_infos_are_judged_one_by_one(tmp_path: Path) -> None:
@@ -105,16 +93,16 @@ def test_groups_of_infos_are_judged_one_by_one(tmp_path: Path) -> None:
         file["infos/a name/deep"] = np.zeros(ROWS)
         file["infos/true"] = np.ones(ROWS, np.bool_)
 
-    found, dropped = read(tmp_path / "f.hdf5", change)
+    found, infos = read(tmp_path / "f.hdf5", change)
     assert sorted(found.spec.infos) == ["state/qpos", "true"]
-    assert np.isnan(found.infos["state/qpos"]).all()
-    assert sorted(dropped) == ["a name/deep", "state/text"]
-    assert "characters" in dropped["a name/deep"]
+    assert np.isnan(infos["state/qpos"]).all()
+    assert sorted(found.dropped) == ["a name/deep", "state/text"]
+    assert "characters" in found.dropped["a name/deep"]
 
 
 def test_infos_as_one_array_of_texts(tmp_path: Path) -> None:
-    found, dropped = read(tmp_path / "f.hdf5", lambda f: f.create_dataset("infos", (ROWS,), "S3"))
-    assert not found.spec.infos and list(dropped) == ["infos"]
+    found, _ = read(tmp_path / "f.hdf5", lambda f: f.create_dataset("infos", (ROWS,), "S3"))
+    assert not found.spec.infos and list(found.dropped) == ["infos"]
 
 
 def test_drop_infos_leaves_out_what_it_names(tmp_path: Path) -> None:
@@ -124,13 +112,13 @@ def test_drop_infos_leaves_out_what_it_names(tmp_path: Path) -> None:
         for name in ("qpos", "state/a", "state/b", "statement"):
             file[f"infos/{name}"] = np.zeros(ROWS)
 
-    found, dropped = read(tmp_path / "f.hdf5", change, drop_infos=("state", "qpso"))
+    found, _ = read(tmp_path / "f.hdf5", change, drop_infos=("state", "qpso"))
     assert sorted(found.spec.infos) == ["qpos", "statement"]
-    assert sorted(dropped) == ["state/a", "state/b"]
-    assert set(dropped.values()) == {"listed in drop_infos"}
+    assert sorted(found.dropped) == ["state/a", "state/b"]
+    assert set(found.dropped.values()) == {"listed in drop_infos"}
     assert "drop_infos: the file has no info 'qpso'; did you mean 'qpos'?" in found.warnings
-    found, dropped = read(tmp_path / "g.hdf5", change, drop_infos=("*",))
-    assert not found.spec.infos and len(dropped) == 4
+    found, _ = read(tmp_path / "g.hdf5", change, drop_infos=("*",))
+    assert not found.spec.infos and len(found.dropped) == 4
     assert not [w for w in found.warnings if "no info" in w]
 
 
@@ -140,15 +128,10 @@ def test_what_is_dropped_is_not_read(tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file.create_dataset("infos/big", (ROWS, 1 << 20), "f8", chunks=(1, 1 << 20))
 
-    path = write(tmp_path / "f.hdf5", table(ROWS, timeouts=[9, 19]))
-    with h5py.File(path, "a") as file:
-        change(file)
-    with open(path, "rb") as opened:
-        with pytest.raises(ImportRefused):
-            hdf5.read(opened, path.stat().st_size, 1 << 20)
-        opened.seek(0)
-        source = hdf5.read(opened, path.stat().st_size, 1 << 20, ("big",))
-    assert source.infos == {} and list(source.dropped) == ["big"]
+    with pytest.raises(ImportRefused):
+        read(tmp_path / "f.hdf5", change, memory=1 << 20)
+    found, infos = read(tmp_path / "g.hdf5", change, memory=1 << 20, drop_infos=("big",))
+    assert infos == {} and list(found.dropped) == ["big"]
 
 
 @pytest.mark.parametrize("name", ["observations", "actions", "rewards", "terminals", "timeouts"])
@@ -172,13 +155,13 @@ def test_a_dataset_of_floats_gets_nan_for_an_info_that_cannot_be_kept(tmp_path: 
         file["infos/wide"] = np.zeros((ROWS, 4))
         file["infos/fine"] = np.arange(ROWS)
 
-    found, dropped = read(
+    found, infos = read(
         tmp_path / "f.hdf5", change, spec=spec(x=Box(()), wide=Box((2,)), fine=Box(()))
     )
-    assert np.isnan(found.infos["x"]).all() and np.isnan(found.infos["wide"]).all()
-    assert found.infos["wide"].shape == (ROWS, 2)
-    assert np.array_equal(found.infos["fine"], np.arange(ROWS))
-    assert sorted(dropped) == ["wide", "x"] and "another shape" in dropped["wide"]
+    assert np.isnan(infos["x"]).all() and np.isnan(infos["wide"]).all()
+    assert infos["wide"].shape == (ROWS, 2)
+    assert np.array_equal(infos["fine"], np.arange(ROWS))
+    assert sorted(found.dropped) == ["wide", "x"] and "another shape" in found.dropped["wide"]
     with pytest.raises(ImportRefused, match="infos/x cannot be kept.*not plain numbers") as caught:
         read(tmp_path / "g.hdf5", change, spec=spec(x=Discrete(3)))
     assert caught.value.code == "schema_mismatch"
@@ -186,18 +169,15 @@ def test_a_dataset_of_floats_gets_nan_for_an_info_that_cannot_be_kept(tmp_path: 
         read(tmp_path / "h.hdf5", change, spec=spec(absent=Box(())))
 
 
-def read_npz(arrays: dict[str, Any], *drop: str, raw: dict[str, bytes] | None = None) -> Any:
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    with zipfile.ZipFile(out, "a") as archive:
+def npz_file(path: Path, arrays: Arrays, raw: dict[str, bytes] | None = None) -> Path:
+    np.savez(path, **arrays)
+    with zipfile.ZipFile(path, "a") as archive:
         for name, data in (raw or {}).items():
             archive.writestr(name, data)
-    size = out.tell()
-    out.seek(0)
-    return npz.read(out, size, 1 << 30, drop)
+    return path
 
 
-def test_npz_infos_that_cannot_be_kept_are_left_out() -> None:
+def test_npz_infos_that_cannot_be_kept_are_left_out(tmp_path: Path) -> None:
     """Texts, objects (never unpickled), records, and headers that do not read."""
     arrays = table(ROWS, timeouts=[9, 19]) | {
         "infos/text": np.array(["go"] * ROWS),
@@ -207,21 +187,22 @@ def test_npz_infos_that_cannot_be_kept_are_left_out() -> None:
         "infos/short": np.zeros(3),
         "infos/good": np.arange(ROWS),
     }
-    source = read_npz(arrays, raw={"infos/torn.npy": b"\x93NUMPY\x01", "infos/odd.npy": b"hello"})
-    found = plan(source, options(format="npz"), 1000)
+    torn = {"infos/torn.npy": b"\x93NUMPY\x01", "infos/odd.npy": b"hello"}
+    path = npz_file(tmp_path / "f.npz", arrays, torn)
+    found, _ = read_file(path, kind="npz")
     assert list(found.spec.infos) == ["good"]
-    assert sorted(source.dropped) == sorted(
-        ["text", "bytes", "objects", "records", "short", "torn", "odd"]
-    )
-    source = read_npz(arrays, "text", "bytes", "objects", "records", "good")
-    assert list(source.infos) == ["short"]
+    unkept = ["bytes", "objects", "odd", "records", "short", "text", "torn"]
+    assert sorted(found.dropped) == unkept
+    found, _ = read_file(path, kind="npz", drop_infos=("text", "good"))
+    assert sorted(found.dropped) == sorted([*unkept, "good"]) and not found.spec.infos
+    assert found.dropped["text"] == found.dropped["good"] == "listed in drop_infos"
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards", "terminals"])
-def test_npz_refuses_the_same_for_what_an_agent_learns_from(name: str) -> None:
+def test_npz_refuses_the_same_for_what_an_agent_learns_from(tmp_path: Path, name: str) -> None:
     arrays = table(ROWS, timeouts=[9, 19]) | {name: np.array(["x"] * ROWS)}
     with pytest.raises(ImportRefused, match=f"{name} does not contain plain numbers"):
-        read_npz(arrays, "*")
+        read_file(npz_file(tmp_path / "f.npz", arrays), kind="npz", drop_infos=("*",))
 
 
 def test_a_file_of_missions_goes_through_the_whole_service(

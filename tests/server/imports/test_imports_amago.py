@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from server.imports import amago
-from server.imports.parser import recognised
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell import InvalidData
 from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -65,17 +63,8 @@ def read(tmp_path: Path) -> Read:
     """Read files back as the child does, in this process."""
 
     def read_(*files: Arrays, **fields: Any) -> tuple[Reading, list[Trajectory]]:
-        kind, named = files_of(write(tmp_path / f"d{len(list(tmp_path.iterdir()))}", *files))
-        assert kind == "amago"
-        options = ImportOptions(dataset="d", format="amago", sha256="ab" * 32, **fields)
-        with zipped(named) as packed, open(packed, "rb", buffering=0) as file:
-            options = replace(options, size=packed.stat().st_size)
-            assert recognised(file, replace(options, format="zip"), 1 << 30) == "amago"
-            with amago.reading(file, options, 1 << 30, 10**6) as found:
-                made = list(found.trajectories)
-        for trajectory in made:
-            trajectory.check(found.spec)
-        return found, made
+        folder = write(tmp_path / f"d{len(list(tmp_path.iterdir()))}", *files)
+        return read_file(folder, **fields)
 
     return read_
 

@@ -14,7 +14,7 @@ import pytest
 
 from server.imports.raw_file import ImportRefused
 from stepwell import Discrete
-from tests.server.imports.test_imports_parquet import ROWS, columns, read, read_folder, write
+from tests.server.imports.test_imports_parquet import ROWS, columns, read, write
 from tests.specs import assert_same
 
 BATCH = 3
@@ -86,7 +86,7 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path: Path) -> None:
     folder = save(tmp_path / "saved", table_of(made).replace_schema_metadata(schema))
     # A file of the cache that is no part of it.
     write_stream(folder / "cache-0123.arrow", table_of(made))
-    found, got = read_folder(folder)
+    found, got = read(folder)
     same(got, expected(tmp_path, made))
     assert found.spec.actions["action"] == Discrete(4)
 
@@ -97,9 +97,9 @@ def test_splits_that_were_saved_to_disk(tmp_path: Path) -> None:
     save(tmp_path / "saved/test", table_of(test))
     (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(ImportRefused, match="several splits") as error:
-        read_folder(tmp_path / "saved")
+        read(tmp_path / "saved")
     assert error.value.got == "test, train"
-    same(read_folder(tmp_path / "saved", split="test")[1], expected(tmp_path, test))
+    same(read(tmp_path / "saved", split="test")[1], expected(tmp_path, test))
 
 
 def test_splits_of_the_hub_s_parquet_branch(tmp_path: Path) -> None:
@@ -107,33 +107,33 @@ def test_splits_of_the_hub_s_parquet_branch(tmp_path: Path) -> None:
     write(tmp_path / "hub/default/train/0000.parquet", columns())
     write(tmp_path / "hub/default/test/0000.parquet", columns())
     with pytest.raises(ImportRefused, match="several splits"):
-        read_folder(tmp_path / "hub")
-    assert len(read_folder(tmp_path / "hub", split="train")[1]) == 3
+        read(tmp_path / "hub")
+    assert len(read(tmp_path / "hub", split="train")[1]) == 3
 
 
 def test_configurations_are_not_mixed(tmp_path: Path) -> None:
     for name in ("medium", "expert"):
         write(tmp_path / f"hub/{name}/train-00000-of-00001.parquet", columns())
     with pytest.raises(ImportRefused, match="several configurations") as error:
-        read_folder(tmp_path / "hub")
+        read(tmp_path / "hub")
     assert error.value.got == "expert, medium"
-    assert len(read_folder(tmp_path / "hub/expert")[1]) == 3
+    assert len(read(tmp_path / "hub/expert")[1]) == 3
 
 
 def test_folders_that_lack_rows_are_refused(tmp_path: Path) -> None:
     table = table_of(columns())
     folder = save(tmp_path / "chosen", table, _indices_data_files=[{"filename": "i.arrow"}])
     with pytest.raises(ImportRefused, match="by indices"):
-        read_folder(folder)
+        read(folder)
     folder = save(tmp_path / "cut", table)
     (folder / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(ImportRefused, match="data-00001-of-00002.arrow is missing"):
-        read_folder(folder)
+        read(folder)
     for state in ('{"_data_files": [3]}', '{"_data_files": [{"filename": "../../etc/passwd"}]}'):
         folder = save(tmp_path / "odd", table)
         (folder / "state.json").write_text(state)
         with pytest.raises(ImportRefused, match="lists no files|is missing"):
-            read_folder(folder)
+            read(folder)
 
 
 def test_damaged_streams_are_refused(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from server.imports import hdf5
 from server.imports.raw_file import ImportRefused
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 from .conftest import flags, table, walk
 
@@ -352,7 +352,7 @@ def test_whole_numbers_as_observations_are_states(read: Read, dtype: str) -> Non
     box = read(arrays, observation="box")[0].spec.observations["observation"]
     assert isinstance(box, Box)
     assert (box.shape, box.dtype) == ((1,), dtype)
-    with pytest.raises(ImportRefused, match="^observations are outside"):
+    with pytest.raises(ImportRefused, match="/observations are outside"):
         read(arrays, observation="discrete:2")
     for wrong in ("discrete:0", "discrete:", "states"):
         with pytest.raises(ImportRefused, match=r"^\?observation="):
@@ -371,7 +371,7 @@ def test_other_whole_numbers_as_observations_stay_numbers(read: Read) -> None:
     made = read(arrays, observation="discrete:4")[1]
     assert made[0].obs["observation"].tolist()[:6] == [0, 2, 1, 2, 0, 1]
     arrays["observations"][2] = 0.5
-    with pytest.raises(ImportRefused, match="^observations does not fit its type"):
+    with pytest.raises(ImportRefused, match="/observations does not fit its type"):
         read(arrays, observation="discrete:4")
 
 
@@ -387,8 +387,8 @@ def test_observations_are_discrete_if_the_file_says_of_how_many(read: Read) -> N
     found, made = read(arrays)
     assert found.spec.observations["observation"] == Discrete(4)
     assert made[0].obs["observation"].tolist() == [0, 2, 1, 2, 0, 1, 3]
-    for states, says in ((2, "^observations are outside"), (3, "^next_observations are outside")):
-        with pytest.raises(ImportRefused, match=says):
+    for states in (2, 3):  # the next observation is 3
+        with pytest.raises(ImportRefused, match="/observations are outside"):
             read(arrays | {"metadata/discrete_observations": states})
     for wrong in (0, 10**9, 4.0, np.bytes_("4")):
         with pytest.raises(ImportRefused, match="metadata/discrete_observations"):
@@ -486,19 +486,17 @@ def test_a_group_for_each_episode_is_refused_with_the_lines_that_send_them(
 ) -> None:
     """robomimic's layout, of more groups than the members that are read; and ManiSkill's."""
     path = tmp_path / "demos.hdf5"
+    groups = 600 if several and parent == "data" else 3
     with h5py.File(path, "w") as file:
-        for number in range(600):
+        for number in range(groups):
             group = file.require_group(parent).create_group(f"demo_{number}")
             group["obs/arm" if several else "obs"] = np.full((3, 2), number, np.float32)
             group["actions"] = np.zeros((3, 1), np.float32)
             group["dones"] = np.array([0, 0, number % 2])
             if several:
                 group["rewards"] = np.arange(3.0)
-    with (
-        path.open("rb") as opened,
-        pytest.raises(ImportRefused, match="a group of its own") as caught,
-    ):
-        hdf5.read(opened, path.stat().st_size, 1 << 30)
+    with pytest.raises(ImportRefused, match="a group of its own") as caught:
+        read_file(path)
     assert "demo_0: actions, dones, obs" in caught.value.got
     loop = caught.value.expected.partition("and for g in ")[2]
     code = "for g in " + loop.replace("FILE", repr(str(path)))
@@ -510,7 +508,7 @@ def test_a_group_for_each_episode_is_refused_with_the_lines_that_send_them(
             made.append(Trajectory.from_arrays(**given))
 
     exec(code, {"h5py": h5py, "client": Client, "NAME": "d"})  # noqa: S102
-    assert (len(made), len(made[0]), made[1].terminated) == (600, 3, True)
+    assert (len(made), len(made[0]), made[1].terminated) == (groups, 3, True)
     assert made[0].total_reward == (3 if several else 0)
     assert list(made[0].obs) == (["arm"] if several else ["observation"])
 
@@ -530,11 +528,10 @@ def test_arrays_that_netcdf_packed_are_refused_with_the_cure(
         file["observations"] = np.arange(12, dtype=np.int16).reshape(6, 2)
         file["observations"][1, 0] = -999
         file["observations"].attrs.update(attributes)
-    with path.open("rb") as opened, pytest.raises(ImportRefused, match="is packed") as caught:
-        hdf5.read(opened, path.stat().st_size, 1 << 20)
+    with pytest.raises(ImportRefused, match="is packed") as caught:
+        read_file(path)
     assert "xarray.open_dataset(FILE)" in caught.value.expected
     neutral = {"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": np.int16(-5)}
     with h5py.File(path, "a") as file:
         file["observations"].attrs.update(neutral)
-    with path.open("rb") as opened:
-        hdf5.read(opened, path.stat().st_size, 1 << 20)
+    read_file(path)

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server.imports import parquet
 from server.imports.hf_card import _matches
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
-from stepwell._folders import files_of, zipped
+from server.imports.raw_file import ImportRefused, Reading
+from tests.imported import read_file
 
 
 def write(folder: Path, readme: str, **lengths: int) -> Path:
@@ -28,21 +27,9 @@ def write(folder: Path, readme: str, **lengths: int) -> Path:
     return folder
 
 
-def read_zip(packed: Path, split: str = "") -> tuple[Reading, list[int]]:
-    size = packed.stat().st_size
-    options = ImportOptions(dataset="d", format="parquet", sha256="a", size=size, split=split)
-    with (
-        open(packed, "rb", buffering=0) as file,
-        parquet.reading(file, options, 1 << 28, 10**9) as found,
-    ):
-        return found, [len(t) for t in found.trajectories]
-
-
-def read(folder: Path, split: str = "") -> tuple[Reading, list[int]]:
-    kind, files = files_of(folder)
-    assert kind == "parquet"
-    with zipped(files) as packed:
-        return read_zip(packed, split)
+def read(path: Path, split: str = "") -> tuple[Reading, list[int]]:
+    found, made = read_file(path, kind="parquet", split=split)
+    return found, [len(t) for t in made]
 
 
 def card(configs: str) -> str:
@@ -108,7 +95,7 @@ def test_a_zip_made_by_hand_has_its_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(packed, "w") as archive:
         for path in folder.rglob("*.*"):
             archive.write(path, path.relative_to(tmp_path))
-    assert read_zip(packed, "test")[1] == [5]
+    assert read(packed, "test")[1] == [5]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.imports import lerobot
-from server.imports.parser import recognised
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused
 from stepwell._folders import files_of, zipped
-from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 LENGTHS = (3, 2, 4)
 ROWS = sum(LENGTHS)
@@ -69,23 +67,7 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def read(
-    folder: Path, *given: str, memory: int = 1 << 28, **options: Any
-) -> tuple[Reading, list[Trajectory]]:
-    kind, files = files_of(folder)
-    assert kind == "lerobot"
-    with zipped(files) as packed, open(packed, "rb", buffering=0) as file:
-        chosen = ImportOptions(
-            dataset="d",
-            format="zip",
-            sha256="ab" * 32,
-            size=packed.stat().st_size,
-            columns=given,
-            **options,
-        )
-        assert recognised(file, chosen, memory) == "lerobot"
-        with lerobot.reading(file, chosen, memory, 10**6) as found:
-            return found, list(found.trajectories)
+read = read_file
 
 
 def test_features_become_arrays_and_tasks_tags(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ import pytest
 from PIL import Image
 
 from collector.envs import interface_of
-from server.imports import minari
-from server.imports.parser import recognised
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import Trajectory
 from stepwell.vocabulary import Vocabulary
+from tests.imported import read_file
 
 WORDS = ("go to the Red ball", "open it")
 BOX = {"type": "Box", "dtype": "float64", "shape": [2], "low": [-1, -1], "high": [1, float("inf")]}
@@ -84,18 +82,9 @@ def read(tmp_path: Path) -> Callable[..., tuple[Reading, list[Trajectory]]]:
         episodes: list[dict[str, Any]], *, bare: bool = False, spec: Any = None, **metadata: Any
     ) -> tuple[Reading, list[Trajectory]]:
         folder = write(tmp_path / f"d{len(list(tmp_path.iterdir()))}", episodes, **metadata)
-        options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32, spec=spec)
-        with zipped(files_of(folder)[1]) as packed:
-            path = folder / "data/main_data.hdf5" if bare else packed
-            options = replace(options, size=path.stat().st_size)
-            with open(path, "rb", buffering=0) as file:
-                unknown = replace(options, format="d4rl" if bare else "zip")
-                assert recognised(file, unknown, 1 << 30) == "minari"
-                with minari.reading(file, options, 1 << 30, 10**6) as found:
-                    made = list(found.trajectories)
-        for trajectory in made:
-            trajectory.check(found.spec)
-        return found, made
+        if bare:
+            return read_file(folder / "data/main_data.hdf5", kind="minari", spec=spec)
+        return read_file(folder, spec=spec)
 
     return read_
 
@@ -137,6 +126,20 @@ def test_actions_beyond_declared_bounds_widen_them(read: Any) -> None:
         found, _ = read([beyond], action_space=json.dumps(declared))
         assert found.spec.actions["action"] == Box((1,), low=-5, high=5)
         assert any("bounds of the actions" in warning for warning in found.warnings)
+
+
+def test_an_option_for_actions_leaves_the_declared_observations(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", [episode(3)], observation_space=json.dumps(BOX))
+    found, _ = read_file(folder, action_low=(-5.0,), action_high=(5.0,))
+    declared = EnvSpec.of(Box((2,), "float32", -1, (1, np.inf)), Box((1,), low=-5, high=5))
+    assert found.spec == declared
+
+
+def test_an_info_of_another_shape_is_unknown_and_said(read: Any) -> None:
+    spec = EnvSpec.of(Box((2,)), Box((1,), low=-9, high=9), infos={"x": Box((2,))})
+    found, made = read([episode(3, **{"infos/x": np.zeros(4)})], spec=spec)
+    assert "another shape" in found.dropped["x"] and np.isnan(made[0].infos["x"]).all()
+    assert any("info 'x' left out" in warning for warning in found.warnings)
 
 
 def test_nested_spaces_texts_and_infos(read: Any) -> None:
@@ -308,7 +311,7 @@ def test_an_empty_space_is_refused_with_its_key(read: Any) -> None:
     wide = [made[0] | {"observations/tool": np.zeros((4, 1))}]
     with pytest.raises(ImportRefused, match="tool in metadata.json: bad shape"):
         read(wide, observation_space=json.dumps(declared))
-    with pytest.raises(ImportRefused, match="observations/tool has no elements"):
+    with pytest.raises(ImportRefused, match="observations/tool has rows of an invalid size"):
         read(made, bare=True)
     found, _ = read([episode(3) | {"infos/none": np.zeros((4, 0))}])
     assert "none" in found.dropped
@@ -434,13 +437,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_bad_file_is_refused_by_name(read: Any, tmp_path: Path, name: str) -> None:
     make, says = BAD[name]
     folder = make(tmp_path / "bad")
-    options = ImportOptions(dataset="d", format="minari", sha256="ab" * 32)
-    with zipped(files_of(folder)[1]) as packed, open(packed, "rb", buffering=0) as file:
-        options = replace(options, size=packed.stat().st_size)
-        with pytest.raises(ImportRefused, match=says):
-            with minari.reading(file, options, 1 << 30, 10**6) as found:
-                for trajectory in found.trajectories:
-                    trajectory.check(found.spec)
+    with pytest.raises(ImportRefused, match=says):
+        read_file(folder)
 
 
 def links(path: Path) -> None:
@@ -459,14 +457,22 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [links, soft_episode, cut])
-def test_a_hostile_file_stores_nothing(importing: Any, tmp_path: Path, harm: Any) -> None:
+def test_a_hostile_file_is_refused(tmp_path: Path, harm: Any) -> None:
     folder = write(tmp_path / "d", [episode(3)])
-    harm(folder / "data/main_data.hdf5")
+    path = folder / "data/main_data.hdf5"
+    harm(path)
+    for kind, file in (("zip", folder), ("minari", path)):
+        with pytest.raises(ImportRefused):
+            read_file(file, kind=kind)
+
+
+def test_a_damaged_folder_stores_nothing(importing: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", [episode(3)])
+    cut(folder / "data/main_data.hdf5")
     before = importing.files()
     with zipped(files_of(folder)[1]) as packed:
-        for path in (packed, folder / "data/main_data.hdf5"):
-            job = importing.run(path, "hostile-minari", format="minari")
-            assert (job.state, job.error.code) == ("failed", "import_refused"), job
+        job = importing.run(packed, "hostile-minari", format="minari")
+    assert (job.state, job.error.code) == ("failed", "import_refused"), job
     assert importing.files() == before
     assert importing.rows("select count(*) from datasets where name = 'hostile-minari'") == [[0]]
 

@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from server.imports import parquet
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell import Discrete
-from stepwell._folders import files_of, zipped
 from stepwell.spaces import MultiBinary
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 LENGTHS = (3, 1, 4)
 ROWS = sum(LENGTHS)
@@ -53,30 +52,7 @@ def write(path: Path, made: Columns, **options: Any) -> Path:
 
 
 def read(path: Path, *given: str, **options: Any) -> tuple[Reading, list[Trajectory]]:
-    """As the child does, in this process."""
-    chosen = ImportOptions(
-        dataset="d",
-        format="parquet",
-        sha256="ab" * 32,
-        size=path.stat().st_size,
-        columns=given,
-        **options,
-    )
-    with (
-        open(path, "rb", buffering=0) as file,
-        parquet.reading(file, chosen, 1 << 28, 10**9) as found,
-    ):
-        made = list(found.trajectories)
-        for trajectory in made:
-            trajectory.check(found.spec)
-        return found, made
-
-
-def read_folder(folder: Path, *given: str, **options: Any) -> tuple[Reading, list[Trajectory]]:
-    kind, files = files_of(folder)
-    assert kind == "parquet"
-    with zipped(files) as packed:
-        return read(packed, *given, **options)
+    return read_file(path, *given, kind="parquet", **options)
 
 
 def test_usual_names_are_recognised_and_said(tmp_path: Path) -> None:
@@ -125,7 +101,7 @@ def test_rows_in_any_order_are_put_in_order(tmp_path: Path) -> None:
     pq.write_table(table.slice(3), tmp_path / "data/b.parquet")
     _, straight = read(write(tmp_path / "straight.parquet", made))
     (tmp_path / "straight.parquet").unlink()
-    _, got = read_folder(tmp_path)
+    _, got = read(tmp_path)
     by_length = {len(t): t for t in got}
     for one in straight:
         other = by_length[len(one)]
@@ -173,7 +149,7 @@ def test_episodes_end_at_flags_where_no_column_names_them(tmp_path: Path) -> Non
 def test_each_file_is_an_episode_where_nothing_else_tells(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / f"{name}.parquet", columns(episode=None, terminated=None, step=None))
-    found, got = read_folder(tmp_path)
+    found, got = read(tmp_path)
     assert [len(t) for t in got] == [ROWS, ROWS]
     assert "each file is one" in " ".join(found.warnings)
 
@@ -511,13 +487,13 @@ def test_hugging_face_classes_and_splits(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         pq.write_table(made.replace_schema_metadata(schema), path)
     with pytest.raises(ImportRefused, match="several splits") as error:
-        read_folder(tmp_path)
+        read(tmp_path)
     assert (error.value.expected, error.value.got) == ("split=NAME", "test, train")
-    found, got = read_folder(tmp_path, split="test")
+    found, got = read(tmp_path, split="test")
     assert found.spec.actions["action"] == Discrete(4)
     assert len(got) == 3
     with pytest.raises(ImportRefused, match="no such split"):
-        read_folder(tmp_path, split="eval")
+        read(tmp_path, split="eval")
 
 
 REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
@@ -563,7 +539,7 @@ REFUSED: dict[str, tuple[Callable[[], Columns], tuple[str, ...], str]] = {
     "observations of no elements": (
         lambda: columns(observation=pa.array([[]] * ROWS, pa.list_(pa.float32()))),
         (),
-        "observation/observation has no elements",
+        "observation/observation has rows of an invalid size",
     ),
     "no rows": (lambda: {k: v[:0] for k, v in columns().items()}, (), "empty"),
 }  # fmt: skip
@@ -664,7 +640,7 @@ def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", columns())
     write(tmp_path / "b.parquet", columns(reward=list(range(ROWS))))
     with pytest.raises(ImportRefused, match="other columns") as error:
-        read_folder(tmp_path)
+        read(tmp_path)
     assert "reward: int64" in str(error.value.got)
 
 

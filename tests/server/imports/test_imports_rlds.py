@@ -10,7 +10,6 @@ import io
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.imports import rlds, tfrecord
-from server.imports.parser import recognised
-from server.imports.raw_file import ImportOptions, ImportRefused, Reading
+from server.imports import tfrecord
+from server.imports.raw_file import ImportRefused, Reading
 from stepwell import InvalidData
 from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.trajectory import Trajectory
+from tests.imported import read_file
 
 Values = dict[str, Any]
 Read = Callable[..., tuple[Reading, list[Trajectory]]]
@@ -119,18 +118,7 @@ def write(
 
 
 def read_folder(folder: Path, **chosen: Any) -> tuple[Reading, list[Trajectory]]:
-    """Read a folder back as the child does, in this process."""
-    kind, files = files_of(folder)
-    assert kind == "rlds"
-    options = ImportOptions(dataset="d", format="rlds", sha256="ab" * 32, **chosen)
-    with zipped(files) as packed, open(packed, "rb", buffering=0) as file:
-        options = replace(options, size=packed.stat().st_size)
-        assert recognised(file, replace(options, format="zip"), 1 << 30) == "rlds"
-        with rlds.reading(file, options, 1 << 30, 10**6) as found:
-            made = list(found.trajectories)
-    for trajectory in made:
-        trajectory.check(found.spec)
-    return found, made
+    return read_file(folder, **chosen)
 
 
 @pytest.fixture
