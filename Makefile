@@ -6,8 +6,9 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # What collectors import must run with Python 3.10; server, trainer and dashboard need 3.11.
 OLD_PYTHON := stepwell workbench collector amago_model
-# Files of tests at once, two to four as there are cores; 0 runs them one after another in one process.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n < 2 ? 2 : n )))
+# Files of tests at once, one more than there are cores, as tests wait for processes: three to five;
+# 0 runs them one after another in one process.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 5 : n < 2 ? 3 : n + 1 )))
 
 .PHONY: demo test test-all lint format types imports unit faults floors mutants bench learn-checks serve dash clean help
 
