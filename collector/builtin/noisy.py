@@ -27,8 +27,9 @@ class Noisy(Behaviour):
 
     def begin(self, rng: np.random.Generator) -> None:
         super().begin(rng)
-        uniform = isinstance(self.noise, Uniform)
-        self._level = float(rng.uniform(*self.noise) if uniform else rng.choice(self.noise))
+        of = self.noise
+        drawn = rng.uniform(of.low, of.high) if isinstance(of, Uniform) else rng.choice(of)
+        self._level = float(drawn)
 
 
 class EpsilonGreedy(Noisy):
