@@ -155,6 +155,7 @@ def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.Monkey
     assert plain(rows(live, second)) == plain(rows(live, create(live, dataset="d")))
 
 
+@pytest.mark.sql_worker
 def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What changed is read ahead of the next look, as soon as it is much; an error shows, and is
     no end."""
@@ -211,6 +212,7 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
     assert not looks, "nobody has asked for it for a long time"
 
 
+@pytest.mark.sql_worker
 def test_who_is_left_far_behind_is_not_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is asked again when the next snapshot is made, and not before."""
     live.create("d")
@@ -295,6 +297,7 @@ def test_a_shard_that_is_found_damaged_leaves_with_its_trajectories(live: Any) -
     assert (third.trajectories, third.added) == (8, 4) and third.digest == first.digest
 
 
+@pytest.mark.sql_worker
 def test_a_deleted_dataset_is_noticed_by_the_refresh(live: Any) -> None:
     live.create("d")
     live.create("e")

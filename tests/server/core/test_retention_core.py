@@ -275,6 +275,7 @@ def test_a_half_dead_shard_is_rewritten_without_its_dead(start: Callable[..., An
     assert [live.steps(t).digest for t in sent[2:]] == [t.digest for t in sent[2:]]
 
 
+@pytest.mark.sql_worker
 def test_shards_with_large_footers_are_rewritten_once_and_nothing_changes_for_readers(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
