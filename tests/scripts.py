@@ -7,6 +7,7 @@ import io
 import runpy
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def run_script(
     start = Client.__init__
     patch.setattr(Client, "__init__", remembered)
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        # An earlier test of this process may have imported the module that the program is.
+        warnings.filterwarnings("ignore", ".*Overriding environment")
         runpy.run_path(str(path), run_name="__main__")
     for client in clients:
         client.close()
