@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from stepwell import ServiceUnreachable
+from tests.server.registry.conftest import data_of
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -24,8 +25,8 @@ def put(app: TestClient, run: str, version: int, data: bytes, **headers: str):
     return app.put(f"{run}/policies/{version}", content=data, headers=RAW | headers)
 
 
-def files(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "data" / "policies").iterdir())
+def files(app: TestClient) -> list[Path]:
+    return [p for folder in ("policies", "tmp") for p in (data_of(app) / folder).iterdir()]
 
 
 def test_the_bytes_come_back_as_they_went(app: TestClient, run: str) -> None:
@@ -43,7 +44,7 @@ def test_the_bytes_come_back_as_they_went(app: TestClient, run: str) -> None:
     assert app.get(run).json()["policies"] == 1
 
 
-def test_a_version_never_changes(app: TestClient, run: str, tmp_path: Path) -> None:
+def test_a_version_never_changes(app: TestClient, run: str) -> None:
     """The same bytes again are fine (a retry); others are refused, and leave no file behind."""
     assert put(app, run, 1, b"one").status_code == 201
     assert put(app, run, 1, b"one").status_code == 200
@@ -51,8 +52,7 @@ def test_a_version_never_changes(app: TestClient, run: str, tmp_path: Path) -> N
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
     assert hashlib.sha256(b"two").hexdigest() in refused.json()["got"]
     assert app.get(f"{run}/policies/1").content == b"one"
-    assert len(files(tmp_path)) == 1
-    assert list((tmp_path / "data" / "tmp").iterdir()) == []
+    assert len(files(app)) == 1
 
 
 def test_latest_is_the_greatest_version_whatever_came_last(app: TestClient, run: str) -> None:
@@ -116,20 +116,18 @@ def test_bad_versions_are_refused(app: TestClient, run: str, version: str) -> No
 
 
 @pytest.mark.parametrize("header", ["{", "[1]", '{"step": -1}', '{"step": "x"}', '{"step": true}'])
-def test_bad_metadata_stores_nothing(
-    app: TestClient, run: str, tmp_path: Path, header: str
-) -> None:
+def test_bad_metadata_stores_nothing(app: TestClient, run: str, header: str) -> None:
     answer = put(app, run, 1, b"x", **{"X-Stepwell-Metadata": header})
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
-    assert files(tmp_path) == []
+    assert files(app) == []
 
 
-def test_an_empty_body_stores_nothing(app: TestClient, run: str, tmp_path: Path) -> None:
+def test_an_empty_body_stores_nothing(app: TestClient, run: str) -> None:
     assert put(app, run, 1, b"").json()["code"] == "invalid_policy"
-    assert (files(tmp_path), app.get(f"{run}/policies").json()["items"]) == ([], [])
+    assert (files(app), app.get(f"{run}/policies").json()["items"]) == ([], [])
 
 
-def test_a_body_beyond_the_limit_stores_nothing(start_app, tmp_path: Path) -> None:
+def test_a_body_beyond_the_limit_stores_nothing(start_app) -> None:
     """Also when no length was announced: it is counted while it streams."""
     app = start_app(max_policy=1000)
     app.post("/v1/runs", json={"name": "a", "kind": "train"})
@@ -137,31 +135,30 @@ def test_a_body_beyond_the_limit_stores_nothing(start_app, tmp_path: Path) -> No
     for body in (bytes(5000), chunks):
         answer = app.put("/v1/runs/a/policies/1", content=body, headers=RAW)
         assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
-    assert files(tmp_path) == []
-    assert list((tmp_path / "data" / "tmp").iterdir()) == []
+    assert files(app) == []
 
 
-def test_policies_outlive_a_restart_and_go_with_their_run(start_app, tmp_path: Path) -> None:
+def test_policies_outlive_a_restart_and_go_with_their_run(start_app) -> None:
     app = start_app()
     app.post("/v1/runs", json={"name": "a", "kind": "train"})
     put(app, "/v1/runs/a", 1, b"one")
     app = start_app()
     assert app.get("/v1/runs/a/policies/1").content == b"one"
     assert app.delete("/v1/runs/a").status_code == 204
-    assert files(tmp_path) == []
+    assert files(app) == []
     assert app.get("/v1/runs/a/policies/1").status_code == 404
 
 
 def test_dying_between_file_and_row_loses_nothing_twice(start_service, name: str) -> None:
     """The publisher got no answer and sends again: one row, and the orphan is nobody's policy."""
-    service = start_service()
+    service = start_service(env={"STEPWELL_FAILPOINT": "policy.after_rename"})
     client = service.client(retry_for=0.0)
     client.create_run(name, "train")
-    service.restart(env={"STEPWELL_FAILPOINT": "policy.after_rename"})
     with pytest.raises(ServiceUnreachable):
         client.publish_policy(name, 1, b"weights")
     assert service.wait_exit() == -signal.SIGKILL
     assert len(list((service.data / "policies").iterdir())) == 1
+    service.env.clear()
     service.restart()
     assert client.policies(name) == []
     client.publish_policy(name, 1, b"weights")
