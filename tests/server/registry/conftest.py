@@ -1,7 +1,8 @@
 """The registry's tests talk to the real app in process, on an empty data directory.
 
 app         one app for the tests of a module; what a test stores there is removed after it
-start_app   a function that starts further ones, for a test that restarts, or sets something
+start_app   a function that starts further ones, for a test that restarts, or sets something;
+            without workers for SQL, whose start costs more than the rest
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ STORED = (policy_aliases, policies, metrics, runs, videos, evaluations, programs
 
 def client_of(data: Path, **settings: object) -> TestClient:
     """A client of an app on a data directory, which starts when the client is entered."""
-    made = Settings(data=data, maintenance_interval=0, **settings)  # type: ignore[arg-type]
+    settings = {"maintenance_interval": 0, "sql_workers": 1} | settings
+    made = Settings(data=data, **settings)  # type: ignore[arg-type]
     # UncaughtErrors should be answered as the real server would, not raised into the test.
     return TestClient(create_app(made), base_url=URL, raise_server_exceptions=False)
 
@@ -55,7 +57,7 @@ def start_app(tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
     def start(**settings: object) -> TestClient:
         while running:
             running.pop().__exit__(None, None, None)
-        client = client_of(tmp_path / "data", **settings)
+        client = client_of(tmp_path / "data", **{"sql_workers": 0} | settings)
         client.__enter__()
         running.append(client)
         return client
