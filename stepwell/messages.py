@@ -996,6 +996,7 @@ class PostCommand(Request):
 
 
 LaunchRole = Literal["train", "collect", "evaluate"]
+LaunchState = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
 
 
 class ProgramRecipe(Request):
@@ -1056,7 +1057,7 @@ class Launch(Response):
     recipe: str = ""
     args: Json = {}
     count: int = 1
-    state: Literal["queued", "claimed", "running", "finished", "failed", "cancelled"] = "queued"
+    state: LaunchState = "queued"
     claimed_by: str = ""
     error: str = ""
     run: str = ""

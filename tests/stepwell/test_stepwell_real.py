@@ -332,16 +332,16 @@ def test_a_run_reports_and_is_read_back(client):
 def test_policies_are_immutable_and_polled_cheaply(client):
     name = f"run-{new_id()[-8:]}"
     client.create_run(name, "train")
-    first = _policy_file(b"one")
+    first = b"one"
     policy = client.publish_policy(name, 1, first, step=100, metadata={"note": "größe"})
     assert (policy.version, policy.step, policy.metadata["note"]) == (1, 100, "größe")
     assert client.publish_policy(name, 1, first, step=100).sha256 == policy.sha256
     with pytest.raises(Conflict):
-        client.publish_policy(name, 1, _policy_file(b"two"))
+        client.publish_policy(name, 1, b"two")
     got = client.download_policy(name)
     assert got is not None and (got.data, got.version) == (first, 1)
     assert client.download_policy(name, etag=got.etag) is None
-    client.publish_policy(name, 2, _policy_file(b"two"))
+    client.publish_policy(name, 2, b"two")
     newer = client.download_policy(name, etag=got.etag)
     assert newer is not None and newer.version == 2
     client.set_alias(name, "best", 1)
@@ -350,17 +350,6 @@ def test_policies_are_immutable_and_polled_cheaply(client):
     assert {p.version for p in client.policies(name)} == {1, 2}
     with pytest.raises(NotFound):
         client.download_policy(name, "nobody")
-
-
-def _policy_file(content: bytes) -> bytes:
-    """The smallest safetensors file that holds `content`."""
-    import json
-    import struct
-
-    header = json.dumps(
-        {"x": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}
-    ).encode()
-    return struct.pack("<Q", len(header)) + header + content
 
 
 def test_evaluations_are_kept_and_found(client):
