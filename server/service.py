@@ -11,7 +11,7 @@ import difflib
 from typing import Annotated, Any
 
 import structlog
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
 from server.annotations import Annotations
@@ -41,6 +41,7 @@ from server.storage.index_mark import MarkFile
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
 from server.versions.versions import Versions
+from stepwell import messages
 
 log = structlog.get_logger("stepwell.service")
 
@@ -159,8 +160,8 @@ AccessDep = Annotated[Access, Depends(_access)]
 """For routes whose right depends on the object."""
 Caller = Annotated[str, Depends(caller)]
 
-Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
-Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the previous page")]
+Limit = messages.PageLimit
+Cursor = messages.Cursor
 
 
 def raw_body(*media_types: str) -> dict[str, Any]:
@@ -191,7 +192,13 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _names(dependant: Dependant) -> set[str]:
-    names = {field.alias for field in dependant.query_params}
+    names: set[str] = set()
+    for field in dependant.query_params:
+        kind = field.field_info.annotation
+        if isinstance(kind, type) and issubclass(kind, messages.Request):
+            names |= set(kind.model_fields)
+        else:
+            names.add(field.alias)
     for inner in dependant.dependencies:
         names |= _names(inner)
     return names

@@ -118,6 +118,8 @@ Number = Annotated[int, Field(ge=0, le=2**53)]
 """A step or a version, limited to integers that every JSON parser represents exactly."""
 Limit = Annotated[int, Field(ge=1, le=2**53)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+PageLimit = Annotated[int, Field(ge=1, le=1000, description="rows of this page")]
+Cursor = Annotated[int | None, Field(ge=0, lt=2**63, description="`next` of the previous page")]
 
 ARROW = "application/vnd.apache.arrow.stream"
 MP4, GIF = "video/mp4", "image/gif"
@@ -520,6 +522,21 @@ class TrajectoryInfo(Response):
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
 
+class ListTrajectories(Request):
+    """The parameters of a list of trajectories."""
+
+    partition: Partition | None = None
+    env: str | None = None
+    policy: str | None = None
+    run: str | None = None
+    purpose: str | None = None
+    state: str | None = None
+    tag: str | None = None
+    order: str = "-seq"
+    limit: PageLimit = 100
+    cursor: str | None = None
+
+
 class PatchTrajectory(Request):
     """Labels, and the move fifo → protected. The reverse requires an admin and is audited."""
 
@@ -714,6 +731,8 @@ class Lease(Response):
 
 RunKind = Literal["train", "collect", "eval"]
 RunStatus = Literal["running", "finished", "failed", "stopped"]
+MOST_NAMED = 100
+"""Names of runs or of metrics in one request for a list."""
 
 
 class Alarm(Request):
@@ -743,6 +762,34 @@ class CreateRun(Request):
     command: Text = ""
     exist_ok: bool = False
     """Resume an existing run of the same kind instead of responding with 409."""
+
+
+class ListRuns(Request):
+    """The parameters of a list of runs: which, and what of them."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    kind: RunKind | None = None
+    status: RunStatus | None = None
+    tag: str | None = None
+    without_tag: str | None = None
+    parent: str | None = None
+    search: Annotated[str, StringConstraints(max_length=200)] = ""
+    """Text in the name, the title or a tag."""
+    where: Annotated[str, StringConstraints(max_length=2000)] = ""
+    """Conditions over settings and newest metrics: agent.discount = 0.99 and eval/return > 200."""
+    alive: bool | None = None
+    """false, with the status running: runs without a heartbeat."""
+    since: float | None = None
+    """Unix time of the oldest heartbeat."""
+    name: Annotated[list[str], Field(max_length=MOST_NAMED)] | None = None
+    """Repeated: only these."""
+    key: Annotated[list[str], Field(max_length=MOST_NAMED)] | None = None
+    """Repeated: newest metrics of these keys only."""
+    brief: bool = False
+    """Without config, and without newest metrics but for those of `key`."""
+    limit: PageLimit = 100
+    cursor: Cursor = None
 
 
 class PatchRun(Request):
@@ -949,6 +996,7 @@ class PostCommand(Request):
 
 
 LaunchRole = Literal["train", "collect", "evaluate"]
+LaunchState = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
 
 
 class ProgramRecipe(Request):
@@ -1009,7 +1057,7 @@ class Launch(Response):
     recipe: str = ""
     args: Json = {}
     count: int = 1
-    state: Literal["queued", "claimed", "running", "finished", "failed", "cancelled"] = "queued"
+    state: LaunchState = "queued"
     claimed_by: str = ""
     error: str = ""
     run: str = ""

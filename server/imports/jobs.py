@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import structlog
 import uuid_utils
 
-from server.index.db import Database, first_rows, get_row, newest_first, write_audit
+from server.index.db import Database, equal, get_row, read_page, write_audit
 from server.index.tables import jobs as table
 from server.problems import ProblemError
 from server.rights import EVERYTHING, Access
@@ -118,11 +118,10 @@ class Jobs:
         access: Access = EVERYTHING,
     ) -> Page[Job]:
         """Sorted newest first; those that the caller may read."""
-        query = newest_first(table, cursor, state=state).where(*access.mine(table.c.owner))
+        wanted = [*access.mine(table.c.owner), *equal(table, state=state)]
+        query = sa.select(table).where(*wanted)
         with self._db.read() as c:
-            rows, last = first_rows(c, query, limit)
-        items = [self._message(row) for row in rows]
-        return Page[Job](items=items, next=None if last is None else str(last["pk"]))
+            return read_page(c, Job, query, table.c.pk, limit, cursor, make=self._message)
 
     def cancel(self, job_id: str, access: Access = EVERYTHING) -> Job:
         """Request cancellation, which the job checks regularly. An ended job is returned as is."""

@@ -19,12 +19,13 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from pydantic import BaseModel
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index import row_checksums
@@ -43,6 +44,9 @@ from server.index.lost_rows import read_lost_rows
 from server.index.tables import REVISION, audit, counters, metadata
 from server.problems import MAX_HINTS, not_found
 from server.storage.index_mark import Mark, MarkFile
+from stepwell.messages import Page
+
+M = TypeVar("M", bound=BaseModel)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
@@ -281,10 +285,33 @@ def get_row(c: Connection, table: sa.Table, **key: Any) -> RowMapping:
     return row
 
 
-def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Select[Any]:
-    """Rows by descending `pk`, below `before`, whose columns are `equal` to `wanted`."""
-    query = sa.select(table).where(*equal(table, **wanted)).order_by(table.c.pk.desc())
-    return query if before is None else query.where(table.c.pk < before)
+def set_row(c: Connection, table: sa.Table, key: Mapping[str, Any], **values: Any) -> None:
+    """Change the row whose columns are `equal` to `key`."""
+    c.execute(sa.update(table).where(*equal(table, **key)).values(**values))
+
+
+def read_page(
+    c: Connection,
+    model: type[M],
+    query: sa.Select[Any],
+    by: sa.Column[Any],
+    limit: int,
+    cursor: int | str | None,
+    *,
+    ascending: bool = False,
+    make: Callable[[RowMapping], M] | None = None,
+) -> Page[M]:
+    """A page of a list that is sorted by the unique column `by`; newest, or greatest, first.
+
+    `cursor` is `next` of the page before. `make` turns a row into a message, whose fields are the
+    columns without it.
+    """
+    if cursor is not None:
+        query = query.where(by > cursor if ascending else by < cursor)
+    rows, last = first_rows(c, query.order_by(by if ascending else by.desc()), limit)
+    items = [model(**row) if make is None else make(row) for row in rows]
+    after = None if last is None else str(last[by.name])
+    return Page[model](items=items, next=after)  # type: ignore[valid-type]
 
 
 def first_rows(

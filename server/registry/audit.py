@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from server.index.db import Database, first_rows, newest_first
+import sqlalchemy as sa
+
+from server.index.db import Database, read_page
 from server.index.tables import audit
 from stepwell.messages import AuditEntry, Page
 
@@ -10,8 +12,4 @@ from stepwell.messages import AuditEntry, Page
 def page(db: Database, limit: int, cursor: int | None) -> Page[AuditEntry]:
     """Newest first."""
     with db.read() as c:
-        rows, last = first_rows(c, newest_first(audit, cursor), limit)
-    return Page[AuditEntry](
-        items=[AuditEntry.model_validate(dict(row)) for row in rows],
-        next=None if last is None else str(last["pk"]),
-    )
+        return read_page(c, AuditEntry, sa.select(audit), audit.c.pk, limit, cursor)

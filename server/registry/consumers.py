@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database, count_audit, find_pk, find_row, first_rows, write_audit
+from server.index.db import (
+    Database,
+    count_audit,
+    equal,
+    find_pk,
+    find_row,
+    get_row,
+    read_page,
+    set_row,
+    write_audit,
+)
 from server.index.tables import consumers, datasets
-from server.problems import ProblemError, not_found
+from server.problems import ProblemError
 from stepwell.messages import Consumer, Page, PatchConsumer, PutConsumer, SampleRatio
 
 ALIVE_SECONDS = 45.0
@@ -23,9 +34,8 @@ def report(db: Database, name: str, consumer: str, body: PutConsumer, caller: st
     """Raises 404 for one that is not registered, if the body has no ratio."""
     with db.write() as c:
         pk = find_pk(c, datasets, name)
-        row = find_row(c, consumers, dataset_pk=pk, name=consumer)
-        if row is None and body.ratio is None:
-            raise not_found("consumer", consumer)
+        mine = {"dataset_pk": pk, "name": consumer}
+        row = find_row(c, consumers, **mine) if body.ratio else get_row(c, consumers, **mine)
         values: dict[str, Any] = {"samples": body.samples, **_seen(db)}
         ratio = body.ratio
         if ratio is not None and (
@@ -36,18 +46,17 @@ def report(db: Database, name: str, consumer: str, body: PutConsumer, caller: st
         else:
             count_audit(c, caller, "consumer.report", f"{name}/{consumer}")
         if row is None:
-            fixed = {"dataset_pk": pk, "name": consumer, "created_at": time.time()}
-            c.execute(sa.insert(consumers).values(**fixed, **values))
+            c.execute(sa.insert(consumers).values(**mine, created_at=time.time(), **values))
         else:
-            _update(c, row, values)
-        return _message(c, db, name, _known(c, pk, consumer))
+            set_row(c, consumers, mine, **values)
+        return _message(c, db, name, get_row(c, consumers, **mine))
 
 
 def change(db: Database, name: str, consumer: str, body: PatchConsumer, caller: str) -> Consumer:
     """Change the ratio from here on. Raises 404, 422."""
     with db.write() as c:
-        pk = find_pk(c, datasets, name)
-        row = _known(c, pk, consumer)
+        mine = {"dataset_pk": find_pk(c, datasets, name), "name": consumer}
+        row = get_row(c, consumers, **mine)
         changes = body.model_dump(exclude_none=True)
         try:
             ratio = SampleRatio(**{**_ratio(row).model_dump(), **changes})
@@ -61,30 +70,26 @@ def change(db: Database, name: str, consumer: str, body: PatchConsumer, caller: 
                 got=repr(changes)[:200],
             ) from None
         if ratio != _ratio(row):
-            _update(c, row, _begin(c, pk, ratio, row["samples"]))
+            set_row(c, consumers, mine, **_begin(c, row["dataset_pk"], ratio, row["samples"]))
             _note_ratio(c, caller, name, consumer, ratio)
-        return _message(c, db, name, _known(c, pk, consumer))
+        return _message(c, db, name, get_row(c, consumers, **mine))
 
 
 def page(db: Database, name: str, limit: int, cursor: str | None) -> Page[Consumer]:
     """Sorted by name."""
-    query = sa.select(consumers).order_by(consumers.c.name)
+    by = consumers.c.name
     with db.read() as c:
-        query = query.where(consumers.c.dataset_pk == find_pk(c, datasets, name))
-        if cursor is not None:
-            query = query.where(consumers.c.name > cursor)
-        rows, last = first_rows(c, query, limit)
-        items = [_message(c, db, name, row) for row in rows]
-    return Page[Consumer](items=items, next=None if last is None else last["name"])
+        query = sa.select(consumers).where(consumers.c.dataset_pk == find_pk(c, datasets, name))
+        make = partial(_message, c, db, name)
+        return read_page(c, Consumer, query, by, limit, cursor, ascending=True, make=make)
 
 
 def delete(db: Database, name: str, consumer: str, caller: str) -> None:
     """Raises 404."""
-    c_ = consumers.c
     with db.write() as c:
-        pk = find_pk(c, datasets, name)
-        _known(c, pk, consumer)
-        c.execute(sa.delete(consumers).where(c_.dataset_pk == pk, c_.name == consumer))
+        mine = {"dataset_pk": find_pk(c, datasets, name), "name": consumer}
+        get_row(c, consumers, **mine)
+        c.execute(sa.delete(consumers).where(*equal(consumers, **mine)))
         write_audit(c, caller, "consumer.delete", f"{name}/{consumer}")
 
 
@@ -106,19 +111,6 @@ def _inserted(c: Connection, dataset_pk: int) -> int:
 
 def _seen(db: Database) -> dict[str, float]:
     return {"updated_at": time.time(), "updated_uptime": db.uptime()}
-
-
-def _update(c: Connection, row: RowMapping, values: dict[str, Any]) -> None:
-    c_ = consumers.c
-    mine = (c_.dataset_pk == row["dataset_pk"], c_.name == row["name"])
-    c.execute(sa.update(consumers).where(*mine).values(**values))
-
-
-def _known(c: Connection, dataset_pk: int, consumer: str) -> RowMapping:
-    row = find_row(c, consumers, dataset_pk=dataset_pk, name=consumer)
-    if row is None:
-        raise not_found("consumer", consumer)
-    return row
 
 
 def _ratio(row: RowMapping) -> SampleRatio:

@@ -8,7 +8,7 @@ import time
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, first_rows, newest_first, write_audit
+from server.index.db import Database, equal, read_page, write_audit
 from server.index.tables import evaluations, runs
 from server.problems import ProblemError
 from server.registry.runs import find_run
@@ -92,9 +92,7 @@ def page(
     cursor: int | None,
 ) -> Page[Evaluation]:
     """Newest first."""
+    wanted = equal(evaluations, env=env, run=run, policy=policy)
+    query = sa.select(evaluations).where(*access.mine(evaluations.c.owner), *wanted)
     with db.read() as c:
-        query = newest_first(evaluations, cursor, env=env, run=run, policy=policy)
-        query = query.where(*access.mine(evaluations.c.owner))
-        rows, last = first_rows(c, query, limit)
-    items = [Evaluation(**row) for row in rows]
-    return Page[Evaluation](items=items, next=None if last is None else str(last["pk"]))
+        return read_page(c, Evaluation, query, evaluations.c.pk, limit, cursor)

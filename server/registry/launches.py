@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, count_audit, first_rows, newest_first, write_audit
+from server.index.db import Database, count_audit, equal, get_row, read_page, write_audit
 from server.index.tables import launches
 from server.problems import ProblemError, not_found
 from server.rights import Access
@@ -33,11 +33,9 @@ def page(
     db: Database, *, role: str | None, state: str | None, limit: int, cursor: int | None
 ) -> Page[Launch]:
     """Newest first."""
+    query = sa.select(*LISTED).where(*equal(launches, role=role, state=state))
     with db.read() as c:
-        query = newest_first(launches, cursor, role=role, state=state)
-        rows, last = first_rows(c, query.with_only_columns(*LISTED), limit)
-    items = [Launch(**row) for row in rows]
-    return Page[Launch](items=items, next=None if last is None else str(last["pk"]))
+        return read_page(c, Launch, query, launches.c.pk, limit, cursor)
 
 
 def claim(db: Database, body: ClaimLaunch, caller: str) -> Launch | None:
@@ -68,10 +66,7 @@ def get(db: Database, launch_id: str) -> Launch:
 def log(db: Database, launch_id: str) -> str:
     """Raises 404."""
     with db.read() as c:
-        text = c.execute(sa.select(launches.c.log).where(launches.c.id == launch_id)).scalar()
-    if text is None:
-        raise not_found("launch", launch_id)
-    return str(text)
+        return str(get_row(c, launches, id=launch_id)["log"])
 
 
 def report(db: Database, launch_id: str, body: PatchLaunch, access: Access) -> Launch:

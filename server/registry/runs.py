@@ -19,7 +19,7 @@ from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
 from server.rights import Access
 from server.storage.store import Store
-from stepwell.messages import CreateRun, PatchRun, Run, RunPage
+from stepwell.messages import CreateRun, ListRuns, PatchRun, Run, RunPage
 
 LOG_LIMIT = 1_000_000
 """Characters that are kept of a run's log (its tail)."""
@@ -127,54 +127,37 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float, acces
     write_audit(c, access.who, "run.resume", body.name, fields=[*given])
 
 
-def page(
-    db: Database,
-    access: Access,
-    *,
-    kind: str | None,
-    status: str | None,
-    tag: str | None,
-    parent: str | None,
-    search: str | None,
-    where: str | None,
-    alive: bool | None,
-    since: float | None,
-    without_tag: str | None,
-    name: list[str] | None,
-    key: list[str] | None,
-    brief: bool,
-    limit: int,
-    cursor: int | None,
-) -> RunPage:
-    """The conditions are those of routes/runs.py:list_runs. Raises 422."""
-    wanted = [*access.mine(runs.c.owner), *equal(runs, kind=kind, status=status, parent=parent)]
-    if tag is not None:
-        wanted.append(holds(runs.c.tags, tag))
-    if without_tag is not None:
-        wanted.append(~holds(runs.c.tags, without_tag))
-    if name is not None:
-        wanted.append(runs.c.name.in_(name))
-    if search:
+def page(db: Database, access: Access, wanted: ListRuns) -> RunPage:
+    """Newest first. Raises 422 for a wrong condition."""
+    same = {name: getattr(wanted, name) for name in ("kind", "status", "parent")}
+    found = [*access.mine(runs.c.owner), *equal(runs, **same)]
+    if wanted.tag is not None:
+        found.append(holds(runs.c.tags, wanted.tag))
+    if wanted.without_tag is not None:
+        found.append(~holds(runs.c.tags, wanted.without_tag))
+    if wanted.name is not None:
+        found.append(runs.c.name.in_(wanted.name))
+    if search := wanted.search:
         each = elements(runs.c.tags)
         tagged = sa.exists().select_from(each).where(contains(each.c.value, search))
         named = [contains(column, search) for column in (runs.c.name, runs.c.title)]
-        wanted.append(sa.or_(*named, tagged))
-    conditions = run_conditions.parse(where) if where else []
-    wanted += [condition.sql() for condition in conditions]
-    if alive is not None:
-        wanted.append(_alive() if alive else sa.not_(_alive()))
-    if since is not None:
-        wanted.append(runs.c.heartbeat_at >= since)
-    columns = _BRIEF if brief else _COLUMNS
-    query = sa.select(*columns, _POLICIES, _alive()).where(*wanted).order_by(runs.c.pk.desc())
-    if cursor is not None:
-        query = query.where(runs.c.pk < cursor)
+        found.append(sa.or_(*named, tagged))
+    conditions = run_conditions.parse(wanted.where) if wanted.where else []
+    found += [condition.sql() for condition in conditions]
+    if wanted.alive is not None:
+        found.append(_alive() if wanted.alive else sa.not_(_alive()))
+    if wanted.since is not None:
+        found.append(runs.c.heartbeat_at >= wanted.since)
+    columns = _BRIEF if wanted.brief else _COLUMNS
+    query = sa.select(*columns, _POLICIES, _alive()).where(*found).order_by(runs.c.pk.desc())
+    if wanted.cursor is not None:
+        query = query.where(runs.c.pk < wanted.cursor)
     with db.read() as c:
-        total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
+        total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*found)).scalar_one()
         if not total and access.every:  # names of settings of others are not for everyone
             run_conditions.check_names(c, conditions)
-        rows, last = first_rows(c, query, limit)
-        newest = _newest(c, rows, key, brief)
+        rows, last = first_rows(c, query, wanted.limit)
+        newest = _newest(c, rows, wanted.key, wanted.brief)
     items = [_run(row, points) for row, points in zip(rows, newest, strict=True)]
     return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
 

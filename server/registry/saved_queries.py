@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database, find_row, first_rows, newest_first, write_audit
+from server.index.db import Database, find_row, read_page, set_row, write_audit
 from server.index.lost_rows import refuse_if_lost
 from server.index.tables import saved_queries
 from server.problems import not_found
@@ -16,17 +16,14 @@ from stepwell.messages import Page, SavedQuery, SaveQuery
 def page(db: Database, limit: int, cursor: int | None) -> Page[SavedQuery]:
     """Newest first."""
     with db.read() as c:
-        rows, last = first_rows(c, newest_first(saved_queries, cursor), limit)
-    return Page[SavedQuery](
-        items=[SavedQuery.model_validate(dict(row)) for row in rows],
-        next=None if last is None else str(last["pk"]),
-    )
+        query = sa.select(saved_queries)
+        return read_page(c, SavedQuery, query, saved_queries.c.pk, limit, cursor)
 
 
 def get(db: Database, name: str) -> SavedQuery:
     """Raises 404."""
     with db.read() as c:
-        return SavedQuery.model_validate(dict(_known(c, name)))
+        return SavedQuery(**_known(c, name))
 
 
 def save(db: Database, name: str, body: SaveQuery, access: Access) -> SavedQuery:
@@ -40,10 +37,9 @@ def save(db: Database, name: str, body: SaveQuery, access: Access) -> SavedQuery
             c.execute(sa.insert(saved_queries).values(**values, **made))
         else:
             access.require(old["owner"], f"the query {name!r}")
-            mine = saved_queries.c.name == name
-            c.execute(sa.update(saved_queries).where(mine).values(**values))
+            set_row(c, saved_queries, {"name": name}, **values)
         write_audit(c, access.who, "saved_query.save", name)
-        return SavedQuery.model_validate(dict(_known(c, name)))
+        return SavedQuery(**_known(c, name))
 
 
 def delete(db: Database, name: str, access: Access) -> None:

@@ -25,7 +25,13 @@ from server.storage.steps import steps_memory
 from server.storage.store import Store
 from server.versions.versions import holding, refuse_if_versioned
 from stepwell.codec import MAX_HEADER
-from stepwell.messages import LabelTrajectories, Page, PatchTrajectory, TrajectoryInfo
+from stepwell.messages import (
+    LabelTrajectories,
+    ListTrajectories,
+    Page,
+    PatchTrajectory,
+    TrajectoryInfo,
+)
 from stepwell.spaces import EnvSpec
 
 ORDERS = ("seq", "return", "length", "created_at")
@@ -42,17 +48,10 @@ _SELECT = sa.select(
 _NAME = sa.text("SELECT name FROM datasets WHERE pk = :pk")
 
 
-def page(
-    db: Database,
-    name: str,
-    *,
-    tag: str | None,
-    order: str,
-    limit: int,
-    cursor: str | None,
-    **same: str | None,
-) -> Page[TrajectoryInfo]:
-    """Living trajectories whose columns are `same`. Raises 404, 422."""
+def page(db: Database, name: str, wanted: ListTrajectories) -> Page[TrajectoryInfo]:
+    """Living trajectories that are as `wanted`. Raises 404, 422."""
+    same = wanted.model_dump(exclude={"tag", "order", "limit", "cursor"})
+    order, cursor = wanted.order, wanted.cursor
     column_name = order.removeprefix("-")
     if column_name not in ORDERS:
         raise ProblemError(
@@ -67,14 +66,14 @@ def page(
     with db.read() as connection:
         statement = _SELECT.where(t.dataset_pk == find_pk(connection, datasets, name), ALIVE)
         statement = statement.where(*equal(trajectories, **same))
-        if tag is not None:
-            statement = statement.where(holds(t.tags, tag))
+        if wanted.tag is not None:
+            statement = statement.where(holds(t.tags, wanted.tag))
         if cursor is not None:
             place = sa.tuple_(column, t.seq)
             there = sa.tuple_(*map(sa.literal, _read_cursor(cursor)))
             statement = statement.where(place < there if descending else place > there)
         ordering = (column.desc(), t.seq.desc()) if descending else (column, t.seq)
-        rows, last = first_rows(connection, statement.order_by(*ordering), limit)
+        rows, last = first_rows(connection, statement.order_by(*ordering), wanted.limit)
     return Page[TrajectoryInfo](
         items=[_info(row) for row in rows],
         next=None if last is None else _write_cursor(last[column_name], last["seq"]),

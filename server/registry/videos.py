@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database, find_row, first_rows, write_audit
+from server.index.db import Database, find_row, read_page, write_audit
 from server.index.deleted_files import delete_given_up, give_up_files
 from server.index.tables import evaluations, videos
 from server.maintenance.described_files import video_description
@@ -90,7 +91,11 @@ def _insert(
         write_audit(c, access.who, "video.create", f"{evaluation_id}/{seed}", bytes=stored.bytes)
     row = find_row(c, videos, evaluation_pk=pk, seed=seed)
     assert row is not None, "just written in this transaction"
-    return row["pk"], Video(evaluation=evaluation_id, **row), found is None
+    return row["pk"], _message(evaluation_id, row), found is None
+
+
+def _message(evaluation_id: str, row: RowMapping) -> Video:
+    return Video(evaluation=evaluation_id, **row)
 
 
 def page(
@@ -98,13 +103,10 @@ def page(
 ) -> Page[Video]:
     """In the order in which they were stored. Raises 404, 403."""
     with db.read() as c:
-        query = sa.select(videos).where(
-            videos.c.evaluation_pk == _evaluation(c, evaluation_id, access)["pk"],
-            videos.c.pk > (cursor or 0),
-        )
-        rows, last = first_rows(c, query.order_by(videos.c.pk), limit)
-    items = [Video(evaluation=evaluation_id, **row) for row in rows]
-    return Page[Video](items=items, next=None if last is None else str(last["pk"]))
+        pk, by = _evaluation(c, evaluation_id, access)["pk"], videos.c.pk
+        query = sa.select(videos).where(videos.c.evaluation_pk == pk)
+        make = partial(_message, evaluation_id)
+        return read_page(c, Video, query, by, limit, cursor, ascending=True, make=make)
 
 
 def get(db: Database, evaluation_id: str, seed: int, access: Access) -> RowMapping:

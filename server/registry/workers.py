@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import SERVICE, Database, count_audit, equal, find_row, first_rows, write_audit
+from server.index.db import (
+    SERVICE,
+    Database,
+    count_audit,
+    equal,
+    find_row,
+    get_row,
+    read_page,
+    set_row,
+    write_audit,
+)
 from server.index.tables import programs, workers
 from server.problems import ProblemError, not_found
 from server.registry.runs import find_run
@@ -47,8 +58,8 @@ def heartbeat(db: Database, worker_id: str, body: PutWorker, access: Access) -> 
             else:
                 given |= _command_after(row, body.state)
             given["heartbeat_at"] = now
-            c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
-        return _worker(_known(c, worker_id), now)
+            set_row(c, workers, {"id": worker_id}, **given)
+        return _worker(get_row(c, workers, id=worker_id), now)
 
 
 def _refuse_foreign(
@@ -92,7 +103,7 @@ def command(db: Database, worker_id: str, body: PostCommand, caller: str) -> Wor
     """Raises 404, 409 if the worker has ended."""
     now, what = time.time(), body.command
     with db.write() as c:
-        row = _known(c, worker_id)
+        row = get_row(c, workers, id=worker_id)
         if row["state"] in ENDED and what != "none":
             raise ProblemError(
                 409,
@@ -101,11 +112,9 @@ def command(db: Database, worker_id: str, body: PostCommand, caller: str) -> Wor
                 expected="a running worker",
                 got=row["state"],
             )
-        c.execute(
-            sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
-        )
+        set_row(c, workers, {"id": worker_id}, command=what, command_at=now)
         write_audit(c, caller, "worker.command", worker_id, command=what)
-        return _worker(_known(c, worker_id), now)
+        return _worker(get_row(c, workers, id=worker_id), now)
 
 
 def page(
@@ -119,21 +128,17 @@ def page(
 ) -> Page[Worker]:
     """Sorted by id."""
     wanted = [*access.mine(workers.c.owner), *equal(workers, role=role, run=run)]
-    query = sa.select(workers).where(*wanted).order_by(workers.c.id)
-    if cursor is not None:
-        query = query.where(workers.c.id > cursor)
-    now = time.time()
+    query, by = sa.select(workers).where(*wanted), workers.c.id
+    make = partial(_worker, now=time.time())
     with db.read() as c:
-        rows, last = first_rows(c, query, limit)
-    items = [_worker(row, now) for row in rows]
-    return Page[Worker](items=items, next=None if last is None else last["id"])
+        return read_page(c, Worker, query, by, limit, cursor, ascending=True, make=make)
 
 
 def save_program(db: Database, worker_id: str, role: str, body: Program, caller: str) -> None:
     """Replaces the program of that role. Raises 404."""
     document = body.model_dump_json()
     with db.write() as c:
-        _known(c, worker_id)
+        get_row(c, workers, id=worker_id)
         c.execute(sa.delete(programs).where(_is_program(worker_id, role)))
         c.execute(
             sa.insert(programs).values(
@@ -162,13 +167,6 @@ def _forget(c: Connection, now: float) -> None:
     if gone := c.execute(old).rowcount:
         count_audit(c, SERVICE, "worker.forget", "workers", workers=gone)
     c.execute(sa.delete(programs).where(programs.c.worker_id.not_in(sa.select(workers.c.id))))
-
-
-def _known(c: Connection, worker_id: str) -> RowMapping:
-    row = find_row(c, workers, id=worker_id)
-    if row is None:
-        raise not_found("worker", worker_id)
-    return row
 
 
 def _worker(row: RowMapping, now: float) -> Worker:

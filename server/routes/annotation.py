@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import read_whole_body
 from server.problems import ProblemError
+from server.routes.files import require_media_type
 from server.service import Caller, ServiceDep, raw_body
 from stepwell.errors import CodecError
 from stepwell.messages import (
@@ -43,12 +44,7 @@ async def post_values(
     caller: Caller,
 ) -> AnnotateResult:
     """The same as an Arrow stream (stepwell/step_values.py), whose limit is STEPWELL_MAX_BODY."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != ARROW:
-        raise ProblemError(
-            415, "unsupported_media_type", "values of steps are sent as an Arrow IPC stream",
-            expected=ARROW, got=kind or "none",
-        )  # fmt: skip
+    require_media_type(request, "values of steps are sent as an Arrow IPC stream", ARROW)
     body = await read_whole_body(request)
     return await run_in_threadpool(_add, service, name, annotation, policy, body, caller)
 

@@ -45,9 +45,16 @@ async def receive(request: Request, writer: Writer) -> bytes:
     return head or bytes(waiting[:HEAD_BYTES])
 
 
-def media_type_of(request: Request) -> str:
-    """The declared media type of the body, without parameters; "" if there is none."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def require_media_type(request: Request, what: str, *allowed: str) -> str:
+    """The declared media type of the body, without parameters; "" if there is none. Raises 415
+    unless it is allowed; `what` says what is sent as which type."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in allowed:
+        expected = " or ".join(filter(None, allowed))
+        raise ProblemError(
+            415, "unsupported_media_type", what, expected=expected, got=kind or "none"
+        )
+    return kind
 
 
 class StoredFile(Answer):

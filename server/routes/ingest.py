@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import read_whole_body
-from server.problems import ProblemError
 from server.routes.datasets import create_first
+from server.routes.files import require_media_type
 from server.service import AccessDep, ServiceDep, raw_body
 from stepwell.messages import ARROW, IngestResult, Partition
 
@@ -29,15 +29,8 @@ async def post_trajectories(
     wait: Annotated[Literal["sealed"] | None, Query()] = None,
 ) -> IngestResult:
     """Store one or many trajectories exactly once; responds when they are durable."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != ARROW:
-        raise ProblemError(
-            415,
-            "unsupported_media_type",
-            "trajectories are sent as an Arrow IPC stream (stepwell.codec.encode)",
-            expected=ARROW,
-            got=kind or "none",
-        )
+    what = "trajectories are sent as an Arrow IPC stream (stepwell.codec.encode)"
+    require_media_type(request, what, ARROW)
     body = await read_whole_body(request)
     with create_first(access):
         return await run_in_threadpool(

@@ -9,8 +9,6 @@ Only names and values are stored, never a shell string; the launcher validates t
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
@@ -22,13 +20,12 @@ from stepwell.messages import (
     CreateLaunch,
     Launch,
     LaunchRole,
+    LaunchState,
     Page,
     PatchLaunch,
 )
 
 router = APIRouter(prefix="/v1/launches", tags=["launches"])
-
-State = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
 
 
 @router.post("", status_code=201)
@@ -40,7 +37,7 @@ def create_launch(service: ServiceDep, body: CreateLaunch, caller: Caller) -> La
 def list_launches(
     service: ServiceDep,
     role: LaunchRole | None = None,
-    state: State | None = None,
+    state: LaunchState | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[Launch]:

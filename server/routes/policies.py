@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from server.problems import ProblemError
 from server.registry import policies
 from server.registry.policies import MAX_NUMBER
-from server.routes.files import StoredFile, matches, media_type_of, receive
+from server.routes.files import StoredFile, matches, receive, require_media_type
 from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep, raw_body
 from stepwell.messages import Alias, Document, Page, Policy, PutAlias
 
@@ -46,10 +46,7 @@ async def put_policy(
     metadata: Annotated[str | None, Header(alias="X-Stepwell-Metadata")] = None,
 ) -> Policy:
     """Publish (201). The same bytes again: 200. Other bytes for that version: 409."""
-    if (kind := media_type_of(request)) not in (BYTES, ""):
-        raise ProblemError(
-            415, "unsupported_media_type", "a policy is sent as bytes", expected=BYTES, got=kind
-        )
+    require_media_type(request, "a policy is sent as bytes", BYTES, "")
     metadata_document = _parse_metadata(metadata)
     writer = await run_in_threadpool(policies.open_writer, service.stored_files, name)
     with writer:

@@ -12,13 +12,10 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from server.registry import runs
-from server.service import AccessDep, Caller, Cursor, Limit, ServiceDep
-from stepwell.messages import CreateRun, PatchRun, Run, RunKind, RunPage, RunStatus
+from server.service import AccessDep, Caller, ServiceDep
+from stepwell.messages import CreateRun, ListRuns, PatchRun, Run, RunPage
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
-
-MOST_NAMED = 100
-"""Names of runs or of metrics in one request for a list."""
 
 
 @router.post("", status_code=201, responses={200: {"model": Run}})
@@ -32,49 +29,10 @@ def create_run(service: ServiceDep, body: CreateRun, response: Response, access:
 
 @router.get("")
 def list_runs(
-    service: ServiceDep,
-    access: AccessDep,
-    kind: RunKind | None = None,
-    status: RunStatus | None = None,
-    tag: str | None = None,
-    parent: str | None = None,
-    search: Annotated[str | None, Query(max_length=200)] = None,
-    where: Annotated[str | None, Query(max_length=2000)] = None,
-    alive: bool | None = None,
-    since: float | None = None,
-    without_tag: str | None = None,
-    name: Annotated[list[str] | None, Query(max_length=MOST_NAMED)] = None,
-    key: Annotated[list[str] | None, Query(max_length=MOST_NAMED)] = None,
-    brief: bool = False,
-    limit: Limit = 100,
-    cursor: Cursor = None,
+    service: ServiceDep, access: AccessDep, wanted: Annotated[ListRuns, Query()]
 ) -> RunPage:
-    """Sorted newest first, with the total number of matches; those that the caller may read.
-
-    `search`: text in the name, the title or a tag. `where`: conditions over settings and newest
-    metrics, such as `agent.discount = 0.99 and eval/return > 200`. `alive=false&status=running`:
-    runs without a heartbeat. `since`: heartbeat at or after that Unix time. `name`, repeated: only
-    these. `key`, repeated: newest metrics of these keys only. `brief`: without config, and without
-    newest metrics but for those of `key`.
-    """
-    return runs.page(
-        service.db,
-        access,
-        kind=kind,
-        status=status,
-        tag=tag,
-        parent=parent,
-        search=search,
-        where=where,
-        alive=alive,
-        since=since,
-        without_tag=without_tag,
-        name=name,
-        key=key,
-        brief=brief,
-        limit=limit,
-        cursor=cursor,
-    )
+    """Sorted newest first, with the total number of matches; those that the caller may read."""
+    return runs.page(service.db, access, wanted)
 
 
 @router.get("/{name}")

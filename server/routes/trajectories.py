@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from server.answer_memory import Answer, Damaged
 from server.ingest.segments import SegmentDamaged, read_spooled
@@ -13,15 +14,15 @@ from server.integrity import damaged_shard
 from server.problems import ProblemError
 from server.registry import trajectories
 from server.registry.trajectories import Place
-from server.service import AccessDep, Caller, Limit, Service, ServiceDep
+from server.service import AccessDep, Caller, Service, ServiceDep
 from server.storage.shards import ShardDamaged
 from server.storage.steps import HeldSteps, Steps, arrow_parts, json_parts, shard_steps
 from stepwell.messages import (
     ARROW,
     Labelled,
     LabelTrajectories,
+    ListTrajectories,
     Page,
-    Partition,
     PatchTrajectory,
     TrajectoryInfo,
 )
@@ -31,34 +32,10 @@ router = APIRouter(prefix="/v1", tags=["trajectories"])
 
 @router.get("/datasets/{name}/trajectories")
 def list_trajectories(
-    service: ServiceDep,
-    name: str,
-    partition: Partition | None = None,
-    env: str | None = None,
-    policy: str | None = None,
-    run: str | None = None,
-    purpose: str | None = None,
-    state: str | None = None,
-    tag: str | None = None,
-    order: str = "-seq",
-    limit: Limit = 100,
-    cursor: str | None = None,
+    service: ServiceDep, name: str, wanted: Annotated[ListTrajectories, Query()]
 ) -> Page[TrajectoryInfo]:
     """Living trajectories, newest first unless `order` is given."""
-    return trajectories.page(
-        service.db,
-        name,
-        partition=partition,
-        env=env,
-        policy=policy,
-        run=run,
-        purpose=purpose,
-        state=state,
-        tag=tag,
-        order=order,
-        limit=limit,
-        cursor=cursor,
-    )
+    return trajectories.page(service.db, name, wanted)
 
 
 @router.get("/trajectories/{trajectory_id}")

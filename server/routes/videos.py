@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from server.problems import ProblemError
 from server.registry import videos
-from server.routes.files import StoredFile, matches, media_type_of, receive
+from server.routes.files import StoredFile, matches, receive, require_media_type
 from server.service import AccessDep, Cursor, Limit, ServiceDep, raw_body
 from stepwell.messages import GIF, MP4, Page, Video
 
@@ -51,15 +51,8 @@ async def put_video(
     length: Annotated[int, Query(ge=1, le=2**53, description="steps of the episode shown")],
 ) -> Video:
     """Store (201). The same video again: 200. Another one of that seed: 409."""
-    media_type = media_type_of(request)
-    if media_type not in SUFFIXES:
-        raise ProblemError(
-            415,
-            "unsupported_media_type",
-            "a video is sent as MP4 or as an animated GIF",
-            expected=" or ".join(SUFFIXES),
-            got=media_type or "none",
-        )
+    what = "a video is sent as MP4 or as an animated GIF"
+    media_type = require_media_type(request, what, *SUFFIXES)
     files, suffix = service.stored_files, SUFFIXES[media_type]
     writer = await run_in_threadpool(videos.open_writer, files, evaluation_id, seed, suffix, access)
     with writer:

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 from server.index.db import (
     Database,
     find_pk,
-    first_rows,
     next_change_id,
+    read_page,
     write_audit,
 )
 from server.index.deleted_files import delete_given_up, give_up_files
@@ -151,12 +151,8 @@ class Versions:
         """Newest first."""
         with self._db.read() as connection:
             pk = find_pk(connection, datasets, dataset)
-            statement = _VERSIONS.where(versions.c.dataset_pk == pk).order_by(versions.c.pk.desc())
-            if cursor is not None:
-                statement = statement.where(versions.c.pk < cursor)
-            rows, last = first_rows(connection, statement, limit)
-        items = [_message(row) for row in rows]
-        return Page[Version](items=items, next=None if last is None else str(last["pk"]))
+            query, by = _VERSIONS.where(versions.c.dataset_pk == pk), versions.c.pk
+            return read_page(connection, Version, query, by, limit, cursor, make=_message)
 
     def diff(self, dataset: str, before: str, after: str) -> VersionDiff:
         """What `after` has and `before` has not, and the reverse."""

@@ -167,12 +167,23 @@ def test_what_cannot_be_repeated_is_where_it_certainly_had_no_effect():
     assert len(script.requests) == 3
 
 
-def test_other_errors_are_not_retried():
-    for status in (400, 401, 403, 404, 409, 410, 413, 415, 422, 500, 502, 507):
-        client, script = connect(problem(status))
-        with pytest.raises(stepwell.ServiceError) as caught:
-            client.dataset("d")
-        assert caught.value.status == status and len(script.requests) == 1
+def test_other_errors_are_typed_and_not_retried():
+    for kind, statuses in (
+        (BadRequest, (400, 415, 422)),
+        (stepwell.Unauthorized, (401, 403)),
+        (stepwell.NotFound, (404,)),
+        (Conflict, (409,)),
+        (stepwell.Gone, (410,)),
+        (stepwell.TooLarge, (413,)),
+        (ServiceFault, (500, 502)),
+        (stepwell.StorageFull, (507,)),
+    ):
+        for status in statuses:
+            client, script = connect(problem(status))
+            with pytest.raises(stepwell.ServiceError) as caught:
+                client.dataset("d")
+            assert (type(caught.value), caught.value.status) == (kind, status)
+            assert len(script.requests) == 1
 
 
 @pytest.fixture

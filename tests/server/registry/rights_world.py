@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from server.index.tables import evaluations, jobs, launches, runs, saved_queries, workers
+from server.index.tables import evaluations, jobs, launches, runs, saved_queries, videos, workers
 from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.step_values import encode as encode_values
@@ -23,6 +23,7 @@ SPEC = make_spec()
 GIF = b"GIF89a, and what follows"
 ENDED = 1e9
 """Rows of these times are as good as any."""
+PROGRAM: dict[str, Any] = {"version": "1", "settings": {}}
 OWNED = (runs, evaluations, workers, jobs, launches, saved_queries)
 
 SCORES: dict[str, Any] = {
@@ -56,7 +57,6 @@ class World:
         column = [c["name"] for c in manifest["columns"]].index("shard")
         self.shard = manifest["rows"][0][column]
         self.consumer()
-        self.spare_token = self.version = ""
 
     def ask(self, method: str, url: str, **options: Any) -> Any:
         headers = self.head | options.pop("headers", {})
@@ -107,7 +107,8 @@ class World:
             for table in OWNED:
                 if table is not launches:
                     c.execute(sa.update(table).values(owner=owner))
-        if not self.ask("GET", "/v1/evaluations/ev_1/videos").json()["items"]:
+            video = c.execute(sa.select(videos.c.pk)).first()
+        if video is None:
             self.put_video()
 
     def put_video(self) -> None:
@@ -167,20 +168,12 @@ class World:
         return {"method": method, "url": url, **options}
 
     def _bodies(self, route: str) -> dict[str, Any]:
-        raw = {"headers": {"content-type": "application/octet-stream"}}
-        arrow = {"headers": {"content-type": ARROW}}
+        """Options of the request of a route, once what it changes or reads has been made."""
         match route:
-            case "POST /v1/datasets":
-                return {"json": {"name": f"new-{self.number()}", "spec": SPEC.to_json()}}
-            case "PATCH /v1/datasets/{name}":
-                return {"json": {"description": "changed"}}
             case "DELETE /v1/datasets/{name}":
                 return {"url": f"/v1/datasets/{self.new_dataset()}"}
             case "POST /v1/datasets/{name}/flush":
                 self.post("kitchen")
-                return {}
-            case "POST /v1/datasets/{name}/versions":
-                return {"json": {"name": f"v{self.number()}"}}
             case "GET /v1/datasets/{name}/versions/{version}":
                 return {"version": self.new_version()}
             case "GET /v1/datasets/{name}/versions/{version}/diff":
@@ -188,110 +181,85 @@ class World:
                 return {"version": after, "params": {"before": before}}
             case "DELETE /v1/datasets/{name}/versions/{version}":
                 return {"version": self.new_version()}
+            case "DELETE /v1/datasets/{name}/annotations":
+                return {"params": {"annotation": self.annotation()}}
             case "POST /v1/datasets/{name}/annotations":
                 given = {"name": f"a{self.number()}", "policy": "demo/1"}
                 return {"json": {**given, "trajectories": [self.values()]}}
             case "POST /v1/datasets/{name}/annotations/values":
                 given = {"annotation": f"a{self.number()}", "policy": "demo/1"}
-                return {"params": given, "content": encode_values([self.values()]), **arrow}
-            case "DELETE /v1/datasets/{name}/annotations":
-                return {"params": {"annotation": self.annotation()}}
-            case "PUT /v1/datasets/{name}/consumers/{consumer}":
-                self.consumer()
-                return {"json": {"samples": self.number()}}
-            case "PATCH /v1/datasets/{name}/consumers/{consumer}":
-                self.consumer()
-                return {"json": {"buffer": 100.0 + self.number()}}
-            case "DELETE /v1/datasets/{name}/consumers/{consumer}":
-                self.consumer()
-                return {}
-            case "POST /v1/datasets/{name}/trajectories":
-                return {"content": self.body(), **arrow}
-            case "POST /v1/datasets/{name}/imports":
-                return {"params": {"format": "npz"}, "content": b"no archive", **raw}
-            case "PATCH /v1/trajectories/{trajectory_id}":
-                return {"json": {"notes": f"note {self.number()}"}}
+                return {"params": given, "content": encode_values([self.values()]), **_as(ARROW)}
             case "POST /v1/trajectories/labels":
                 return {"json": {"ids": [self.trajectory], "add_tags": [f"t{self.number()}"]}}
+            case "POST /v1/datasets/{name}/trajectories":
+                return {"content": self.body(), **_as(ARROW)}
             case "POST /v1/trajectories/{trajectory_id}/demote":
                 spare = self.post("garden")
                 self.ask("PATCH", f"/v1/trajectories/{spare}", json={"partition": "protected"})
                 return {"url": f"/v1/trajectories/{spare}/demote"}
-            case "POST /v1/query":
-                return {"json": {"sql": "select 1"}}
-            case "PUT /v1/queries/{name}":
-                return {"json": {"sql": "select 2"}}
-            case "POST /v1/snapshots":
-                return {"json": {"dataset": "kitchen"}}
-            case "PUT /v1/snapshots/{snapshot_id}/lease":
-                return {"json": {"ttl": 60}}
-            case "POST /v1/runs":
-                return {"json": {"name": f"run-{self.number()}", "kind": "collect"}}
-            case "POST /v1/runs #again":
-                return {
-                    "json": {"name": "demo", "kind": "collect", "exist_ok": True, "tags": ["x"]}
-                }
-            case "POST /v1/runs #train":
-                return {"json": {"name": f"run-{self.number()}", "kind": "train"}}
-            case "POST /v1/runs #parent":
-                name = f"run-{self.number()}"
-                return {"json": {"name": name, "kind": "collect", "parent": "demo"}}
-            case "PATCH /v1/runs/{name}":
-                return {"json": {"status": "failed", "title": "changed"}}
-            case "PATCH /v1/runs/{name} #heartbeat":
-                return {"json": {}}
-            case "POST /v1/runs/{name}/metrics":
-                point = {"key": "k", "step": 1, "value": -999.0, "time": time.time()}
-                return {"json": {"points": [point]}}
-            case "PUT /v1/runs/{name}/policies/{version}":
-                return {"version": self.number() + 1, "content": b"weights", **raw}
-            case "PUT /v1/runs/{name}/aliases/{alias}":
-                return {"json": {"version": 1}}
-            case "POST /v1/evaluations":
-                return {"json": {**SCORES, "policy": "random"}}
-            case "POST /v1/evaluations #run":
-                return {"json": {**SCORES, "policy": "random", "run": "demo"}}
-            case "POST /v1/evaluations #policy":
-                return {"json": {**SCORES, "policy": "demo/1"}}
-            case "POST /v1/evaluations #later policy":
-                return {"json": {**SCORES, "policy": f"later-{self.number()}/1"}}
-            case "POST /v1/evaluations #dataset":
-                return {"json": {**SCORES, "policy": "random", "dataset": "kitchen"}}
-            case "PUT /v1/evaluations/{evaluation_id}/videos/{seed}":
-                given = {"return": 1, "length": 5}
-                return {
-                    "params": given, "content": GIF, "headers": {"content-type": "image/gif"},
-                }  # fmt: skip
-            case "PUT /v1/workers/{worker_id}":
-                return {"json": {"role": "collect", "state": "failed"}}
-            case "PUT /v1/workers/{worker_id} #new":
-                url = f"/v1/workers/w-{self.number()}"
-                return {"url": url, "json": {"role": "eval"}}
-            case "PUT /v1/workers/{worker_id} #launcher":
-                url = f"/v1/workers/w-{self.number()}"
-                return {"url": url, "json": {"role": "launcher"}}
-            case "PUT /v1/workers/{worker_id} #run":
-                url = f"/v1/workers/w-{self.number()}"
-                return {"url": url, "json": {"role": "collect", "run": "demo"}}
-            case "POST /v1/workers/{worker_id}/command":
-                return {"json": {"command": "pause"}}
-            case "PUT /v1/workers/{worker_id}/programs/{role}":
-                return {"json": {"version": "1", "settings": {}}}
             case "GET /v1/workers/{worker_id}/programs/{role}":
-                program = {"version": "1", "settings": {}}
-                self.ask("PUT", "/v1/workers/w/programs/train", json=program)
-                return {}
-            case "POST /v1/launches":
-                return {"json": {"role": "collect"}}
+                self.ask("PUT", "/v1/workers/w/programs/train", json=PROGRAM)
             case "POST /v1/launches/claim":
                 self.ask("POST", "/v1/launches", json={"role": "collect"})
-                return {"json": {"worker": "me"}}
-            case "PATCH /v1/launches/{launch_id}":
-                return {"json": {"state": "finished", "log": "all fine"}}
-            case "POST /v1/tokens":
-                return {"json": {"name": "t", "scopes": ["read"]}}
-            case "PATCH /v1/tokens/{token_id}":
-                return {"token": self.spare(), "json": {"requests_per_minute": 9}}
-            case "DELETE /v1/tokens/{token_id}":
-                return {"token": self.spare()}
-        return {}
+            case "PATCH /v1/tokens/{token_id}" | "DELETE /v1/tokens/{token_id}":
+                return {"token": self.spare(), **_options(route, 0)}
+            case _ if "/consumers/" in route:
+                self.consumer()
+        return _options(route, self.number())
+
+
+def _as(kind: str) -> dict[str, Any]:
+    return {"headers": {"content-type": kind}}
+
+
+def _options(route: str, number: int) -> dict[str, Any]:
+    """A body for each route that takes one and needs nothing else; `number` makes it a new one."""
+    raw, run, worker = _as("application/octet-stream"), f"run-{number}", f"/v1/workers/w-{number}"
+    point = {"key": "k", "step": 1, "value": -999.0, "time": time.time()}
+    again = {"name": "demo", "kind": "collect", "exist_ok": True, "tags": ["x"]}
+    bodies: dict[str, dict[str, Any]] = {
+        "POST /v1/datasets": {"name": f"new-{number}", "spec": SPEC.to_json()},
+        "PATCH /v1/datasets/{name}": {"description": "changed"},
+        "POST /v1/datasets/{name}/versions": {"name": f"v{number}"},
+        "PUT /v1/datasets/{name}/consumers/{consumer}": {"samples": number},
+        "PATCH /v1/datasets/{name}/consumers/{consumer}": {"buffer": 100.0 + number},
+        "PATCH /v1/trajectories/{trajectory_id}": {"notes": f"note {number}"},
+        "POST /v1/query": {"sql": "select 1"},
+        "PUT /v1/queries/{name}": {"sql": "select 2"},
+        "POST /v1/snapshots": {"dataset": "kitchen"},
+        "PUT /v1/snapshots/{snapshot_id}/lease": {"ttl": 60},
+        "POST /v1/runs": {"name": run, "kind": "collect"},
+        "POST /v1/runs #again": again,
+        "POST /v1/runs #train": {"name": run, "kind": "train"},
+        "POST /v1/runs #parent": {"name": run, "kind": "collect", "parent": "demo"},
+        "PATCH /v1/runs/{name}": {"status": "failed", "title": "changed"},
+        "PATCH /v1/runs/{name} #heartbeat": {},
+        "POST /v1/runs/{name}/metrics": {"points": [point]},
+        "PUT /v1/runs/{name}/aliases/{alias}": {"version": 1},
+        "POST /v1/evaluations": {**SCORES, "policy": "random"},
+        "POST /v1/evaluations #run": {**SCORES, "policy": "random", "run": "demo"},
+        "POST /v1/evaluations #policy": {**SCORES, "policy": "demo/1"},
+        "POST /v1/evaluations #later policy": {**SCORES, "policy": f"later-{number}/1"},
+        "POST /v1/evaluations #dataset": {**SCORES, "policy": "random", "dataset": "kitchen"},
+        "PUT /v1/workers/{worker_id}": {"role": "collect", "state": "failed"},
+        "PUT /v1/workers/{worker_id} #new": {"role": "eval"},
+        "PUT /v1/workers/{worker_id} #launcher": {"role": "launcher"},
+        "PUT /v1/workers/{worker_id} #run": {"role": "collect", "run": "demo"},
+        "POST /v1/workers/{worker_id}/command": {"command": "pause"},
+        "PUT /v1/workers/{worker_id}/programs/{role}": PROGRAM,
+        "POST /v1/launches": {"role": "collect"},
+        "POST /v1/launches/claim": {"worker": "me"},
+        "PATCH /v1/launches/{launch_id}": {"state": "finished", "log": "all fine"},
+        "POST /v1/tokens": {"name": "t", "scopes": ["read"]},
+        "PATCH /v1/tokens/{token_id}": {"requests_per_minute": 9},
+    }
+    others: dict[str, dict[str, Any]] = {
+        "POST /v1/datasets/{name}/imports": {"params": {"format": "npz"}, "content": b"x", **raw},
+        "PUT /v1/runs/{name}/policies/{version}": {"version": number + 1, "content": b"w", **raw},
+        "PUT /v1/evaluations/{evaluation_id}/videos/{seed}": {
+            "params": {"return": 1, "length": 5}, "content": GIF, **_as("image/gif"),
+        },
+    }  # fmt: skip
+    options = others.get(route, {}) | ({"json": bodies[route]} if route in bodies else {})
+    new = route.startswith("PUT /v1/workers/{worker_id} #")
+    return {**options, "url": worker} if new else options

@@ -9,15 +9,13 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from server.app import create_app
 from server.index import db as module
 from server.index.db import count_audit, write_audit
 from server.index.tables import audit
-from server.settings import Settings
 from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.testing import make_trajectory
-from tests.server.registry.conftest import URL
+from tests.server.registry.conftest import client_of
 from tests.server.registry.rights_world import OPERATOR, SPEC, World
 from tests.server.registry.test_rights import EXPECTED
 
@@ -28,9 +26,7 @@ WRITES = [r for r in EXPECTED if not r.startswith(("GET", "HEAD")) and r not in 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("audit") / "data"
-    settings = Settings(data=folder, maintenance_interval=0, token=OPERATOR)  # type: ignore[arg-type]
-    with TestClient(create_app(settings), base_url=URL, raise_server_exceptions=False) as app:
+    with client_of(tmp_path_factory.mktemp("audit") / "data", token=OPERATOR) as app:
         yield World(app)
 
 

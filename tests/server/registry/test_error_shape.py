@@ -59,6 +59,27 @@ def test_what_a_name_may_be_is_told_in_words(shared_app: TestClient) -> None:
     assert answer["got"] == "'BAD NAME'"
 
 
+@pytest.mark.parametrize(
+    ("url", "said", "known"),
+    [
+        ("/v1/runs?statu=x", "query.statu: there is no such parameter; did you mean status?", 14),
+        ("/v1/jobs?stat=x", "query.stat: there is no such parameter; did you mean state?", 3),
+        ("/v1/datasets/d/trajectories?q=1", "query.q: there is no such parameter", 10),
+    ],
+)
+def test_a_parameter_that_a_route_does_not_have_is_refused(
+    shared_app: TestClient, url: str, said: str, known: int
+) -> None:
+    answer = shared_app.get(url)
+    assert answer.status_code == 422
+    assert (answer.json()["detail"], len(answer.json()["expected"])) == (said, known)
+
+
+def test_a_wrong_parameter_is_named(shared_app: TestClient) -> None:
+    for url in ("/v1/runs?cursor=x", "/v1/jobs?cursor=x"):
+        assert shared_app.get(url).json()["detail"].startswith("query.cursor: ")
+
+
 def test_a_body_that_is_not_json_is_a_problem_too(shared_app: TestClient) -> None:
     headers = {"content-type": "application/json"}
     answer = shared_app.post("/v1/runs", content=b"{", headers=headers)

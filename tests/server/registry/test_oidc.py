@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from server import oidc
 from server.settings import Settings
+from tests.server.registry.conftest import opened
 
 AUDIENCE = "stepwell"
 KEY, OTHER = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
@@ -43,7 +44,7 @@ class Issuer(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def issuer() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Issuer)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -57,9 +58,10 @@ def issuer() -> Iterator[str]:
 SCOPES = {"ada@example.org": ["admin"], "*@example.org": ["read"], "sub:robot": ["train"]}
 
 
-@pytest.fixture
-def app(start_app: Callable[..., TestClient], issuer: str) -> TestClient:
-    return start_app(oidc_issuer=issuer, oidc_audience=AUDIENCE, oidc_scopes=SCOPES)
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, issuer: str) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("oidc") / "data"
+    yield from opened(folder, oidc_issuer=issuer, oidc_audience=AUDIENCE, oidc_scopes=SCOPES)
 
 
 def claims(issuer: str, **changes: Any) -> dict[str, Any]:
@@ -140,7 +142,10 @@ def test_every_other_token_is_refused(
     assert status(app, make(issuer)) == 401
 
 
-def test_unknown_keys_do_not_make_the_service_ask_each_time(app: TestClient, issuer: str) -> None:
+def test_unknown_keys_do_not_make_the_service_ask_each_time(
+    start_app: Callable[..., TestClient], issuer: str
+) -> None:
+    app = start_app(oidc_issuer=issuer, oidc_audience=AUDIENCE, oidc_scopes=SCOPES)
     before = Issuer.asked
     for number in range(5):
         status(app, signed(issuer, kid=f"k{number}"))

@@ -1,15 +1,12 @@
-"""Policies: put once, never changed, fetched by version or alias, cheaply when nothing is new."""
+"""Policies: fetched by version or alias. That they never change: test_stored_files.py."""
 
-import hashlib
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from stepwell import ServiceUnreachable
+from tests.server.registry.conftest import data_of
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -24,35 +21,17 @@ def put(app: TestClient, run: str, version: int, data: bytes, **headers: str):
     return app.put(f"{run}/policies/{version}", content=data, headers=RAW | headers)
 
 
-def files(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "data" / "policies").iterdir())
+def files(app: TestClient) -> list[Path]:
+    return [p for folder in ("policies", "tmp") for p in (data_of(app) / folder).iterdir()]
 
 
-def test_the_bytes_come_back_as_they_went(app: TestClient, run: str) -> None:
-    """Three megabytes in several chunks, digest and metadata included."""
-    data = os.urandom(3_000_001)
-    answer = put(app, run, 1, data, **{"X-Stepwell-Metadata": json.dumps({"step": 500, "x": [1]})})
-    assert answer.status_code == 201
-    digest = hashlib.sha256(data).hexdigest()
-    said = answer.json()
-    assert (said["sha256"], said["bytes"], said["step"]) == (digest, len(data), 500)
-    assert (said["metadata"], said["aliases"]) == ({"step": 500, "x": [1]}, ["latest"])
-    got = app.get(f"{run}/policies/1")
-    assert got.content == data
-    assert (got.headers["etag"], got.headers["x-stepwell-version"]) == (f'"{digest}"', "1")
+def test_a_policy_is_described(app: TestClient, run: str) -> None:
+    metadata = {"X-Stepwell-Metadata": json.dumps({"step": 500, "x": [1]})}
+    said = put(app, run, 1, b"one", **metadata).json()
+    assert (said["step"], said["metadata"]) == (500, {"step": 500, "x": [1]})
+    assert said["aliases"] == ["latest"]
+    assert app.get(f"{run}/policies/1").headers["x-stepwell-version"] == "1"
     assert app.get(run).json()["policies"] == 1
-
-
-def test_a_version_never_changes(app: TestClient, run: str, tmp_path: Path) -> None:
-    """The same bytes again are fine (a retry); others are refused, and leave no file behind."""
-    assert put(app, run, 1, b"one").status_code == 201
-    assert put(app, run, 1, b"one").status_code == 200
-    refused = put(app, run, 1, b"two")
-    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
-    assert hashlib.sha256(b"two").hexdigest() in refused.json()["got"]
-    assert app.get(f"{run}/policies/1").content == b"one"
-    assert len(files(tmp_path)) == 1
-    assert list((tmp_path / "data" / "tmp").iterdir()) == []
 
 
 def test_latest_is_the_greatest_version_whatever_came_last(app: TestClient, run: str) -> None:
@@ -65,25 +44,14 @@ def test_latest_is_the_greatest_version_whatever_came_last(app: TestClient, run:
     ]  # fmt: skip
 
 
-def test_nothing_new_is_answered_304_without_bytes(app: TestClient, run: str) -> None:
+def test_what_is_new_is_answered_with_its_bytes(app: TestClient, run: str) -> None:
     """What a collector asks every few seconds."""
     put(app, run, 1, b"one")
-    etag = app.get(f"{run}/policies/latest").headers["etag"]
-    for known in (etag, f'"x", W/{etag}', "*"):
-        again = app.get(f"{run}/policies/latest", headers={"If-None-Match": known})
-        assert (again.status_code, again.content) == (304, b"")
-        assert again.headers["etag"] == etag
+    known = {"If-None-Match": app.get(f"{run}/policies/latest").headers["etag"]}
+    assert app.get(f"{run}/policies/latest", headers=known).status_code == 304
     put(app, run, 2, b"two")
-    fresh = app.get(f"{run}/policies/latest", headers={"If-None-Match": etag})
+    fresh = app.get(f"{run}/policies/latest", headers=known)
     assert (fresh.status_code, fresh.content) == (200, b"two")
-
-
-def test_head_says_what_get_would(app: TestClient, run: str) -> None:
-    put(app, run, 1, b"one")
-    head, got = app.head(f"{run}/policies/1"), app.get(f"{run}/policies/1")
-    assert (head.status_code, head.content) == (200, b"")
-    for name in ("etag", "content-length", "x-stepwell-version"):
-        assert head.headers[name] == got.headers[name]
 
 
 def test_aliases_move_and_latest_cannot_be_set(app: TestClient, run: str) -> None:
@@ -116,54 +84,7 @@ def test_bad_versions_are_refused(app: TestClient, run: str, version: str) -> No
 
 
 @pytest.mark.parametrize("header", ["{", "[1]", '{"step": -1}', '{"step": "x"}', '{"step": true}'])
-def test_bad_metadata_stores_nothing(
-    app: TestClient, run: str, tmp_path: Path, header: str
-) -> None:
+def test_bad_metadata_stores_nothing(app: TestClient, run: str, header: str) -> None:
     answer = put(app, run, 1, b"x", **{"X-Stepwell-Metadata": header})
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
-    assert files(tmp_path) == []
-
-
-def test_an_empty_body_stores_nothing(app: TestClient, run: str, tmp_path: Path) -> None:
-    assert put(app, run, 1, b"").json()["code"] == "invalid_policy"
-    assert (files(tmp_path), app.get(f"{run}/policies").json()["items"]) == ([], [])
-
-
-def test_a_body_beyond_the_limit_stores_nothing(start_app, tmp_path: Path) -> None:
-    """Also when no length was announced: it is counted while it streams."""
-    app = start_app(max_policy=1000)
-    app.post("/v1/runs", json={"name": "a", "kind": "train"})
-    chunks = (bytes(100) for _ in range(50))
-    for body in (bytes(5000), chunks):
-        answer = app.put("/v1/runs/a/policies/1", content=body, headers=RAW)
-        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
-    assert files(tmp_path) == []
-    assert list((tmp_path / "data" / "tmp").iterdir()) == []
-
-
-def test_policies_outlive_a_restart_and_go_with_their_run(start_app, tmp_path: Path) -> None:
-    app = start_app()
-    app.post("/v1/runs", json={"name": "a", "kind": "train"})
-    put(app, "/v1/runs/a", 1, b"one")
-    app = start_app()
-    assert app.get("/v1/runs/a/policies/1").content == b"one"
-    assert app.delete("/v1/runs/a").status_code == 204
-    assert files(tmp_path) == []
-    assert app.get("/v1/runs/a/policies/1").status_code == 404
-
-
-def test_dying_between_file_and_row_loses_nothing_twice(start_service, name: str) -> None:
-    """The publisher got no answer and sends again: one row, and the orphan is nobody's policy."""
-    service = start_service()
-    client = service.client(retry_for=0.0)
-    client.create_run(name, "train")
-    service.restart(env={"STEPWELL_FAILPOINT": "policy.after_rename"})
-    with pytest.raises(ServiceUnreachable):
-        client.publish_policy(name, 1, b"weights")
-    assert service.wait_exit() == -signal.SIGKILL
-    assert len(list((service.data / "policies").iterdir())) == 1
-    service.restart()
-    assert client.policies(name) == []
-    client.publish_policy(name, 1, b"weights")
-    got = client.download_policy(name)
-    assert got is not None and got.data == b"weights"
+    assert files(app) == []

@@ -1,5 +1,7 @@
 """Runs are found by their settings and newest metrics, and a wrong condition says what is wrong."""
 
+from collections.abc import Callable
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -13,17 +15,17 @@ RETURNS = {"a": [900.0, 100.0], "b": [0.0, 300.0], "c": [1e6], "d": []}
 """The last one counts."""
 
 
-@pytest.fixture
-def runs(app: TestClient) -> TestClient:
+@pytest.fixture(scope="module")
+def runs(shared_app: TestClient) -> TestClient:
     for name, config in CONFIGS.items():
         made = {"name": name, "kind": "train", "config": config}
-        assert app.post("/v1/runs", json=made).status_code == 201
+        assert shared_app.post("/v1/runs", json=made).status_code == 201
         points = [
             {"key": "eval/return", "step": step, "value": value, "time": 0.0}
             for step, value in enumerate(RETURNS[name])
         ]
-        app.post(f"/v1/runs/{name}/metrics", json={"points": points})
-    return app
+        shared_app.post(f"/v1/runs/{name}/metrics", json={"points": points})
+    return shared_app
 
 
 def found(app: TestClient, where: str) -> str:
@@ -87,8 +89,8 @@ def test_wrong_conditions(runs: TestClient, where: str, said: str, expected: str
     assert said in problem["detail"] and expected in problem["expected"], problem
 
 
-def test_without_runs_no_name_is_wrong(app: TestClient) -> None:
-    assert found(app, "seed = 1") == ""
+def test_without_runs_no_name_is_wrong(start_app: Callable[..., TestClient]) -> None:
+    assert found(start_app(), "seed = 1") == ""
 
 
 def test_conditions_go_with_other_filters_and_pages(runs: TestClient) -> None:
