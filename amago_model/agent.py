@@ -34,7 +34,12 @@ from amago_model.heads.distributions import (
     data_log_prob,
     with_sampled_actions,
 )
-from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
+from amago_model.heads.target_networks import (
+    WeightAverage,
+    copy_weights,
+    frozen_copy,
+    polyak_update,
+)
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import (
     CriticEvaluation,
@@ -114,6 +119,9 @@ class Agent(nn.Module):
         self._noise = UpdateNoise.of(config, width=noise_width)
         critic_keys = () if self.critics is None else self.critics.observation_keys
         self._keys = ObservationKeys(self.policy.legal_key, self.policy.actor_keys, critic_keys)
+        self.average: WeightAverage | None = None
+        if config.ema_decay > 0:
+            self.average = WeightAverage(config.ema_decay, self._trainable())
 
     # ------------------------------------------------------------------------- from batch to loss
 
@@ -281,7 +289,22 @@ class Agent(nn.Module):
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters of the optimiser and of the clipped gradient norm."""
-        return [p for p in self.parameters() if p.requires_grad]
+        return list(self._trainable().values())
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """The state dict of this agent, with averaged weights if `ema_decay` is above 0: what a
+        policy file holds."""
+        state = {k: v for k, v in self.state_dict().items() if not k.startswith("average.")}
+        return state if self.average is None else state | self.average.weights(self._trainable())
+
+    def update_average(self, skip: Tensor | None = None) -> None:
+        """With `ema_decay`, average the weights. Call it after each optimiser step. `skip`: see
+        runtime.optimizer.step_adamw."""
+        if self.average is not None:
+            self.average.update(self._trainable(), skip)
 
     def loss_counts(self, batch: Batch) -> dict[str, Tensor]:
         """The number of transitions that each loss of this batch is averaged over, by loss.

@@ -44,15 +44,19 @@ def save_policy(
     """Serialise a policy to the bytes of a policy file.
 
     Args:
-        policy: a policy; or an agent, whose policy and critics are saved. Weights are copied to
-            the CPU.
+        policy: a policy; or an agent, whose policy and critics are saved, with averaged weights if
+            it has `ema_decay`. Weights are copied to the CPU.
         step: number of training updates of this policy.
         extra: additional JSON metadata, such as commit, snapshot ids and run name.
     """
     more: dict[str, torch.Tensor] = {}
     if isinstance(policy, Agent):
-        more = {_AGENT + name: tensor for name, tensor in _critic_tensors(policy).items()}
+        weights = policy.published_weights()
+        more = {_AGENT + name: weights[name] for name in _critic_tensors(policy)}
         policy = policy.policy
+        acting = {name: weights[f"policy.{name}"] for name in policy.state_dict()}
+    else:
+        acting = policy.state_dict()
     description = {
         "config": policy.config.to_dict(),
         "spaces": policy.spaces.to_dict(),
@@ -61,7 +65,7 @@ def save_policy(
         "extra": extra or {},
     }
     metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(description, sort_keys=True)}
-    tensors = {**policy.state_dict(), **more}
+    tensors = {**acting, **more}
     tensors = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
     return _sorted_header(safetensors.save(tensors, metadata=metadata))
 
@@ -162,7 +166,7 @@ def _critic_tensors(agent: Agent) -> dict[str, torch.Tensor]:
     """What `get_values` needs besides the policy; empty for an agent without critics."""
     if agent.critics is None:
         return {}
-    without = ["policy.", "target_actor.", "critics.lagged."]
+    without = ["policy.", "target_actor.", "critics.lagged.", "average."]
     if not _needs_target(agent):
         without.append("critics.target.")
     return {k: v for k, v in agent.state_dict().items() if not k.startswith(tuple(without))}

@@ -1,4 +1,5 @@
-"""Exploration in addition to the policy's own sampling: epsilon-greedy, sticky actions, your own.
+"""Exploration in addition to the policy's own sampling: epsilon-greedy, with random actions of one
+step or of several, sticky actions, your own.
 
     epsilon = u · ( b - (b - e) · min(1, t / horizon) )      u ~ U[0, 1), drawn anew per episode
     b = begin level, annealed start → end over `steps`       e = the level at an episode's end
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +125,20 @@ class WindowConfig(_AnnealedConfig):
         return u * np.where(within, self.inside, self.annealed(clock, self.start, self.end))
 
 
+class RepeatConfig(_AnnealedConfig):
+    """Random actions that last for a random number of steps (ez-greedy; Dabney et al. 2021).
+
+    They reach states that single random actions hardly ever reach, as in Acrobot and MountainCar.
+    """
+
+    kind: Literal["repeat"] = "repeat"
+    """repeat: random actions, each repeated for a random number of steps."""
+    exponent: float = Field(1.5, gt=1.0)
+    """A random action lasts k steps with a probability proportional to k ** -exponent."""
+    longest: int = Field(30, ge=1)
+    """Longer ones last this many steps."""
+
+
 class StickyConfig(_AnnealedConfig):
     """The last action again, with probability epsilon."""
 
@@ -145,7 +160,13 @@ class CustomConfig(Settings):
 
 
 EpsilonConfig = Annotated[
-    NoExplorationConfig | GreedyConfig | BilevelConfig | WindowConfig | StickyConfig | CustomConfig,
+    NoExplorationConfig
+    | GreedyConfig
+    | BilevelConfig
+    | WindowConfig
+    | RepeatConfig
+    | StickyConfig
+    | CustomConfig,
     Field(discriminator="kind"),
 ]
 """Exploration in addition to sampling from the policy, by `kind`."""
@@ -182,7 +203,7 @@ class EpsilonGreedy(Exploration):
 
     def __init__(
         self,
-        config: GreedyConfig | BilevelConfig | WindowConfig | StickyConfig,
+        config: GreedyConfig | BilevelConfig | WindowConfig | RepeatConfig | StickyConfig,
         spec: EnvSpec,
         n: int,
         *,
@@ -220,14 +241,54 @@ class EpsilonGreedy(Exploration):
         return np.where(random.reshape(n, *(1,) * (action.ndim - 1)), drawn, action)
 
     def _uniform(self, space: Space, n: int) -> Array:
+        if isinstance(space, Box):
+            low, high = space.bounds()
+            return self.rng.uniform(low, high, (n, *space.shape)).astype(space.dtype)
         if isinstance(space, Discrete):
             return self.rng.integers(space.start, space.start + space.n, n)
         if isinstance(space, MultiBinary):
             return self.rng.integers(0, 2, (n, space.n), np.int8)
-        assert not isinstance(space, Box), "a Box gets Gaussian noise"
         return np.asarray(space.start) + self.rng.integers(
             0, np.asarray(space.nvec), (n, len(space.nvec))
         )
+
+
+class RepeatedActions(EpsilonGreedy):
+    """Random actions for epsilon of the steps, each repeated for a random number of steps. Other
+    steps of a Box get Gaussian noise, as in EpsilonGreedy."""
+
+    _config: RepeatConfig
+
+    def __init__(self, config: RepeatConfig, spec: EnvSpec, n: int, **options: Any) -> None:
+        super().__init__(config, spec, n, **options)
+        lengths = np.arange(1, 10_001)  # longer ones are rare
+        chance = lengths**-config.exponent
+        self._mean_length = np.average(np.minimum(lengths, config.longest), weights=chance)
+        self._left = np.zeros(n, np.int64)
+        self._held = {key: self._uniform(space, n) for key, space in self.spaces.items()}
+
+    def reset(self, env_index: int) -> None:
+        """An episode begins: no action is repeated."""
+        super().reset(env_index)
+        self._left[env_index] = 0
+
+    def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
+        """The actions [N, *shape] to execute."""
+        epsilon = self.level(inputs)
+        # Chance that repetitions begin, such that they are epsilon of all steps.
+        chance = epsilon / (epsilon + self._mean_length * (1.0 - epsilon))
+        begins = (self._left == 0) & (self.rng.random(self.n) < chance)
+        lengths = np.minimum(self.rng.zipf(self._config.exponent, self.n), self._config.longest)
+        self._left = np.where(begins, lengths, self._left)
+        random, found = self._left > 0, {}
+        for key, action in actions.items():
+            space, shape = self.spaces[key], (self.n, *(1,) * (action.ndim - 1))
+            drawn = self._uniform(space, self.n)
+            self._held[key] = np.where(begins.reshape(shape), drawn, self._held[key])
+            own = self._noisy(space, action, epsilon) if isinstance(space, Box) else action
+            found[key] = np.where(random.reshape(shape), self._held[key], own).astype(action.dtype)
+        self._left -= random
+        return found
 
 
 class StickyActions(EpsilonGreedy):
@@ -276,6 +337,8 @@ def make_exploration(
     for key, space in spec.actions.items():
         if isinstance(space, Box):
             _require_range(key, space)
+    if isinstance(config, RepeatConfig):
+        return RepeatedActions(config, spec, n, seed=seed, clock=clock)
     return EpsilonGreedy(config, spec, n, seed=seed, clock=clock)
 
 

@@ -273,6 +273,7 @@ class Learner:
             step_adamw(self.optimizer, skip, self._rate)
             if not early:
                 self.agent.update_targets(skip)
+            self.agent.update_average(skip)
         forget_gradients(self.parameters)
         return norms | {GRADIENT_NORM: norm, _FINITE: finite}
 

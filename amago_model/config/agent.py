@@ -126,6 +126,9 @@ class AgentConfig(Settings):
     not. Only for behaviour cloning without a critic."""
     losses: LossConfig = Field(default_factory=LossConfig)
     """Loss terms, their weights and the TD targets."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Decay per update of the exponential moving average (EMA) of the weights that published
+    policies have; 0: they have the newest weights."""
     custom: CustomConfig = Field(default_factory=CustomConfig)
     """Custom modules."""
 

@@ -60,6 +60,7 @@ def agent_of(
     critic: dict[str, Any] | Literal[False] | None = None,
     losses: dict[str, Any] | None = None,
     return_conditioning: dict[str, Any] | Literal[False] = False,
+    ema_decay: float = 0.0,
 ) -> Agent:
     """In float64, with statistics and target networks that have already gone their own ways."""
     defaults = {"gamma": 0.9, "auxiliary_gammas": (0.5,), "dpg_weight": 0.6, "bc_weight": 0.7}
@@ -72,6 +73,7 @@ def agent_of(
         critic=critic is not False and small | (critic or {}),
         return_conditioning=return_conditioning,
         losses=defaults | (losses or {}),
+        ema_decay=ema_decay,
     )
     agent = make_agent(config, spaces).double()
     with torch.no_grad():

@@ -13,6 +13,8 @@ from collector.exploration import (
     Exploration,
     ExplorationError,
     GreedyConfig,
+    RepeatConfig,
+    RepeatedActions,
     StickyConfig,
     WindowConfig,
     explore,
@@ -181,6 +183,39 @@ def test_sticky_actions_repeat_the_last_one(space: Space) -> None:
     got = exploration.apply(actions, inputs)["action"].reshape(N, -1)
     assert (got == got[:, :1]).all() and set(np.unique(got)) == {0, 1}
     assert got[:, 0].mean() == pytest.approx(0.3, abs=0.015)
+
+
+@pytest.mark.parametrize("space", [Discrete(9), Box((2,), low=-1, high=1), MultiBinary(3)])
+def test_repeated_actions_last_for_several_steps(space: Space) -> None:
+    """For epsilon of all steps, as a whole; an episode's end ends them."""
+    n = 300
+    config = RepeatConfig(start=0.4, end=0.4, longest=8, randomize=False)
+    spec = EnvSpec.of(Box((1,)), space)
+    exploration = make_exploration(config, spec, n, seed=1, clock=lambda: 0)
+    assert isinstance(exploration, RepeatedActions)
+    inputs = ActorInputs.zeros(spec, n)
+    # What the policy does is no random action: it is outside the space.
+    own = {"action": np.full((n, *space.shape), 100, space.dtype)}
+    if isinstance(space, Box):
+        exploration._noisy = lambda _space, action, _epsilon: action  # type: ignore[method-assign]
+    shape = (400, n, *space.shape)
+    taken = np.stack([exploration.apply(own, inputs)["action"] for _ in range(shape[0])])
+    random = (taken != 100).reshape(400, n, -1)
+    assert (random == random[..., :1]).all()
+    random = random[..., 0]
+    assert random[100:].mean() == pytest.approx(0.4, abs=0.03)
+    again = (taken[1:] == taken[:-1]).reshape(399, n, -1).all(-1)
+    # Of two random steps in succession most are one action: a mean of 3 steps, at most 8.
+    assert again[random[1:] & random[:-1]].mean() > 0.5
+    for env in range(20):
+        runs = "".join("1" if x else "0" for x in again[:, env] & random[1:, env]).split("0")
+        assert max(map(len, runs)) <= (24 if isinstance(space, Discrete) else 16)
+    held = taken[-1]
+    for env in range(n):
+        exploration.reset(env)
+    begun = exploration.apply(own, inputs)["action"]
+    went_on = (begun == held).reshape(n, -1).all(-1) & random[-1]
+    assert went_on.sum() < 0.2 * random[-1].sum()
 
 
 def test_a_plug_in_brings_its_own() -> None:

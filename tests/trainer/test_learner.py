@@ -232,7 +232,7 @@ def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
     losses = config.agent.losses.replace(
         lagged_critics=published, targets_before_step=published, use_target_actor=True
     )
-    config = config.replace(agent=config.agent.replace(losses=losses))
+    config = config.replace(agent=config.agent.replace(losses=losses, ema_decay=0.9))
     found = []
     for late in (False, True):
         torch.manual_seed(0)
@@ -262,12 +262,13 @@ def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
 
 
 def test_a_checkpoint_brings_everything_back(fake, tmp_path):
-    """Weights, target networks, statistics and the optimiser's memory: it goes on bit-equal."""
+    """Weights, target networks, averages, statistics and the optimiser's memory: it goes on
+    bit-equal."""
     service = fake(None, LENGTHS)
     loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
     config = recipe("pendulum_stitch")
     losses = config.agent.losses.replace(lagged_critics=True, targets_before_step=True)
-    config = config.replace(agent=config.agent.replace(losses=losses))
+    config = config.replace(agent=config.agent.replace(losses=losses, ema_decay=0.9))
     learner = learner_of(config, service.spec)
     for step in range(3):
         learner.update(step, loader.load(step).batch)
@@ -286,6 +287,7 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
             each.update(step, loader.load(step).batch)
     for name, value in learner.agent.state_dict().items():
         assert torch.equal(value, other.agent.state_dict()[name]), name
+    assert learner.agent.average is not None and learner.agent.average.updates == 6
 
 
 @pytest.mark.filterwarnings("ignore:.*meta parameter in the current model, which is a no-op")
