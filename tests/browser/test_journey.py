@@ -84,6 +84,7 @@ def test_from_a_file_to_a_leaderboard(
     me.rests()
     me.types("Into dataset (made if it is not there)", "swings")
     me.types("Environment", "Pendulum-v1")
+    me.rests()
     me.clicks("Upload")
     me.sees(f"{EPISODES} trajectories, {EPISODES * STEPS} transitions in")
     me.look("1-upload")
