@@ -13,6 +13,7 @@ import difflib
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -184,7 +185,7 @@ class About:
     """[T]: where the file is a table, the row of each step."""
 
 
-class Episodes:
+class Episodes(ABC):
     """An opened dataset; each format has a class of its own, and in its module a context manager
     `opened(file, options, memory, max_rows)` that gives one and raises `ImportRefused`."""
 
@@ -201,12 +202,13 @@ class Episodes:
         """The spec that `stepwell export` wrote into it. Raises `ImportRefused` if it is broken."""
         return None
 
+    @abstractmethod
     def rows(self, number: int, leaf: Leaf) -> Array:
         """One array of one episode: numbers [rows, …] (images as pixels), texts as objects."""
-        raise NotImplementedError
 
+    @abstractmethod
     def about(self, number: int) -> About:
-        raise NotImplementedError
+        """Rewards, ends and metadata of one episode."""
 
     def every(self, leaf: Leaf) -> Iterator[Array]:
         """All rows of an array of numbers, in parts; those of one episode each."""
