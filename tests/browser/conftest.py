@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -147,16 +148,32 @@ class Person:
             self.page.screenshot(path=self._pictures / f"{name}.png")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Closed after each file: while Playwright runs, no other test can have an event loop."""
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The browser's program, without the right of root to put its threads above all others.
+
+    With that right they run before those of the service and of the other tests.
+    """
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no Chromium here; Debian has it as the package chromium")
+    setpriv = shutil.which("setpriv")
+    if os.getuid() != 0 or setpriv is None:
+        return path
+    script = tmp_path_factory.mktemp("browser") / "chromium"
+    command = f'{setpriv} --bounding-set=-sys_nice {shlex.quote(path)} "$@"'
+    script.write_text(f"#!/bin/sh\nexec {command}\n")
+    script.chmod(0o700)
+    return str(script)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """Closed after each file: while Playwright runs, no other test can have an event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        started = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield started
         started.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,16 +18,13 @@ OPENS = """address => new Promise(done => {
 
 
 @pytest.fixture
-def page() -> Iterator[Any]:
+def page(chromium: str) -> Iterator[Any]:
     """Of a browser for which the attacker's name is 127.0.0.1, as its DNS server says."""
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium here; Debian has it as the package chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         rules = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
-        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
+        browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS, rules])
         yield browser.new_page()
         browser.close()
 
