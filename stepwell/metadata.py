@@ -58,7 +58,10 @@ class TrajectoryMetadata:
 
     def __post_init__(self) -> None:
         for name in ("env", "episode_id", "policy", "collector", "run", "source", "purpose"):
-            value = _plain(getattr(self, name))
+            value = getattr(self, name)
+            if type(value) is str and not value:
+                continue
+            value = _plain(value)
             if not _is_text(value, MAX_TEXT):
                 raise InvalidTrajectory(
                     f"metadata.{name}",

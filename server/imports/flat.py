@@ -53,7 +53,14 @@ from server.imports.ends import (
     with_restarts,
 )
 from server.imports.episode_ids import Split, check_sources, split_by_ids
-from server.imports.episodes import About, Declared, Episodes, Layout, Leaf, parsed_spec
+from server.imports.episodes import (
+    About,
+    Declared,
+    Episodes,
+    Layout,
+    Leaf,
+    parsed_spec,
+)
 from server.imports.flat_arrays import D4RL, ENDS, SPEC, RawFile, missing, native
 from server.imports.raw_file import (
     Array,
@@ -61,9 +68,9 @@ from server.imports.raw_file import (
     ImportRefused,
     check_dtype,
 )
-from server.imports.spec import MAX_DISCRETE
+from server.imports.spec import MAX_DISCRETE, fit_to
 from stepwell._wording import pluralize
-from stepwell.spaces import DTYPES, MAX_NAMES, Discrete, EnvSpec
+from stepwell.spaces import DTYPES, MAX_NAMES, Discrete, EnvSpec, Space
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec allows (stepwell/spaces.py)."""
@@ -232,6 +239,18 @@ class FlatEpisodes(Episodes):
             return part
         last = self._arrays["next"].get(key, array) if what == "observations" else array
         return np.concatenate([part, last[stop - 1 : stop]])
+
+    def fit_whole(self, leaf: Leaf, space: Space, role: str) -> bool:
+        what, key = self._leaves[leaf.path]
+        held = [self._arrays[what]]
+        if what == "observations" and self._arrays["next"]:
+            held.append(self._arrays["next"])
+        try:
+            for arrays in held:
+                arrays[key] = fit_to(space, role, leaf.path, arrays[key])
+        except ImportRefused:
+            return False
+        return True
 
     def every(self, leaf: Leaf) -> Iterator[Array]:
         what, key = self._leaves[leaf.path]

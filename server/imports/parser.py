@@ -80,7 +80,7 @@ def reading(
     file: BinaryIO, options: ImportOptions, memory: int, max_rows: int
 ) -> Iterator[Reading]:
     """An open file of any format. Raises `ImportRefused`, also where its trajectories are read."""
-    from server.imports.episodes import plan
+    from server.imports.plan import plan
 
     module = import_module(f"server.imports.{FORMATS[options.format]}")
     with module.opened(file, options, memory, max_rows) as source:

@@ -45,6 +45,7 @@ from stepwell.spaces import (
     why_outside,
 )
 
+REWARDS = Box((), "float32")
 MAX_DISCRETE = 100_000
 MOST_STATES = 4096
 """Integers [N] up to here are taken for states: each becomes an input of its own."""
@@ -113,6 +114,18 @@ def check_inside(name: str, array: Array, space: Space) -> None:
             got=why,
             code="schema_mismatch",
         )
+
+
+def fit_to(space: Space, role: str, where: str, array: Array) -> Array:
+    """Rows [N, …] as the space wants them. Raises `ImportRefused`.
+
+    Bounds of observations in floats are often wrong in environments, so these may leave them.
+    """
+    array = cast(where, array, space)
+    floats = isinstance(space, Box) and array.dtype.kind not in "iu"
+    if role == "action" or (role == "observation" and not floats):
+        check_inside(where, array, space)
+    return array
 
 
 def unknown_info(key: str, space: Space, rows: int, why: str) -> Array:

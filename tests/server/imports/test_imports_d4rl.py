@@ -281,6 +281,9 @@ def test_bounds_of_actions(read: Read) -> None:
     assert given == Box((2,), "float32", -40.0, (40.0, 35.0))
     with pytest.raises(ImportRefused, match="action_low"):
         read(arrays, action_low=(1.0, 2.0, 3.0))
+    with pytest.raises(ImportRefused, match="low exceeds high") as refused:
+        read(arrays, action_low=(50.0,), action_high=(40.0,))
+    assert (refused.value.expected, refused.value.got) == ("low ≤ high", "50.0, 40.0")
     with pytest.raises(ImportRefused, match="actions are outside their space"):
         read(arrays, action_high=(0.5,))
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collector.envs import interface_of
+from collector.interface import interface_of
 from server.imports.raw_file import ImportRefused, Reading
 from stepwell._folders import files_of, zipped
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
