@@ -9,6 +9,8 @@ OLD_PYTHON := stepwell workbench collector amago_model
 # Files of tests at once, one more than there are cores, as tests wait for processes: three to five;
 # 0 runs them one after another in one process.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 5 : n < 2 ? 3 : n + 1 )))
+# In the order of tests/conftest.py; xdist itself begins with the files that have the most tests.
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all lint format types imports unit faults floors mutants bench learn-checks serve dash clean help
 
@@ -31,7 +33,7 @@ test: lint types imports unit
 
 # With the long grids, which make test samples: before each release.
 test-all: lint types imports
-	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --all $(SIDE_BY_SIDE) $(ARGS)
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
@@ -48,7 +50,7 @@ imports: $(BIN)/.installed
 	$(BIN)/lint-imports
 
 unit: $(BIN)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # Fifty kills of the live service instead of six, a thousand flipped bits instead of forty, two
 # hundred damages of the index instead of six, fifty sessions of the dashboard instead of twelve,

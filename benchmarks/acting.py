@@ -28,7 +28,8 @@ import torch
 
 from amago_model import ActingPolicy, AgentConfig, Spaces
 from benchmarks.report import ROOT, write
-from collector.envs import Interface, interface_of, make
+from collector.envs import make
+from collector.interface import Interface, interface_of
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.rollout import Rollout
 

@@ -30,7 +30,8 @@ import torch
 from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
 from benchmarks.report import RESULTS, ROOT, place, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from stepwell._settings import override
 from stepwell._wording import duration
 from trainer.config import TrainConfig

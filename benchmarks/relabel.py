@@ -36,7 +36,7 @@ from amago_model.config import Spaces
 from benchmarks.loader import Folder
 from benchmarks.report import write
 from collector.builtin import CRAFTER_ID, MAZERUNNER_ID
-from collector.envs import interface_of
+from collector.interface import interface_of
 from stepwell import EnvSpec, Trajectory
 from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema

@@ -24,8 +24,9 @@ from rich.console import Console
 
 from collector.config import CollectConfig
 from collector.control import Control
-from collector.envs import Envs, Interface
+from collector.envs import Envs
 from collector.exploration import make_exploration
+from collector.interface import Interface
 from collector.pacing import Pacing
 from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.policy_source import PolicySource

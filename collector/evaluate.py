@@ -24,18 +24,10 @@ from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
 from collector.broken_episodes import BrokenEpisodes
 from collector.config import EvaluateConfig, UsageError, parse_reference
-from collector.envs import (
-    BrokenEnv,
-    Env,
-    Envs,
-    Interface,
-    interface_of,
-    make,
-    open_envs,
-    parse_pairs,
-)
+from collector.envs import Env, Envs, make, open_envs, parse_pairs
 from collector.episode_recorder import BROKEN, EpisodeSummary
 from collector.evaluation_result import EvaluationResult, summarise
+from collector.interface import BrokenEnv, Interface, interface_of
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
 from collector.registered_run import (

@@ -36,7 +36,7 @@ from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
 if TYPE_CHECKING:  # importing them would load torch, which a command's help does without
-    from collector.envs import Arrays
+    from collector.env_spaces import Arrays
     from collector.policy_actor import ActorInputs
 
 

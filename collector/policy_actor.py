@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from amago_model.acting import ActingPolicy
-from collector.envs import Arrays, Interface
+from collector.env_spaces import Arrays
+from collector.interface import Interface
 from stepwell.errors import StepwellError
 from stepwell.spaces import Array, EnvSpec
 

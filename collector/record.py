@@ -26,8 +26,10 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import Autoreset
 
-from collector.envs import Arrays, Env, Interface, interface_of
+from collector.env_spaces import Arrays
+from collector.envs import Env
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
+from collector.interface import Interface, interface_of
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
 from collector.vector_env import Events, Reset, mapping_of

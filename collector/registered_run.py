@@ -20,17 +20,8 @@ import torch
 from amago_model.errors import AmagoError
 from amago_model.runtime.devices import why_no_device
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
-from collector.envs import (
-    Env,
-    EnvError,
-    Envs,
-    Interface,
-    interface_of,
-    make,
-    make_native,
-    open_envs,
-    parse_pairs,
-)
+from collector.envs import Env, EnvError, Envs, make, make_native, open_envs, parse_pairs
+from collector.interface import Interface, interface_of
 from collector.outbox_slots import open_outbox
 from collector.process_env import ProcessEnv, open_process_envs
 from stepwell._git import git_commit

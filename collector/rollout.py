@@ -15,7 +15,8 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from collector.broken_episodes import BrokenEpisodes
-from collector.envs import Arrays, BrokenEnv, Env, Envs, Interface
+from collector.env_spaces import Arrays
+from collector.envs import Env, Envs
 from collector.episode_recorder import (
     BROKEN,
     INTERRUPTED,
@@ -25,6 +26,7 @@ from collector.episode_recorder import (
     Sink,
 )
 from collector.exploration import Exploration, explore
+from collector.interface import BrokenEnv, Interface
 from collector.policy_actor import Actor, ActorInputs, PolicyActor
 from collector.process_env import begin, end
 from collector.vector_env import Reset, VectorEnvAdapter, mapping_of

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from collector.config import UsageError
-from collector.envs import Arrays, Interface
+from collector.env_spaces import Arrays
+from collector.interface import Interface
 from collector.policy_actor import ActorError, ActorInputs
 from stepwell._plugins import describe_error, import_named
 from stepwell.spaces import DEFAULT_OBSERVATION

@@ -22,7 +22,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from collector.envs import Arrays, BrokenEnv, Interface
+from collector.env_spaces import Arrays
+from collector.interface import BrokenEnv, Interface
 from stepwell._plugins import describe_error
 
 

@@ -20,7 +20,8 @@ import gymnasium
 import numpy as np
 
 from collector.config import EvaluateConfig, UsageError
-from collector.envs import BrokenEnv, Env, EnvError, make, parse_pairs
+from collector.envs import Env, EnvError, make, parse_pairs
+from collector.interface import BrokenEnv
 from stepwell._plugins import describe_error
 from stepwell.messages import GIF, MP4
 

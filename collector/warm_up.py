@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collector.envs import Arrays
+from collector.env_spaces import Arrays
 from collector.policy_actor import Actor, ActorInputs
 
 

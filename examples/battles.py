@@ -28,7 +28,7 @@ import gymnasium
 import numpy as np
 
 import stepwell
-from collector.envs import interface_of
+from collector.interface import interface_of
 from collector.texts import WordSpace
 from stepwell import Client, Trajectory
 

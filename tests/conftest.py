@@ -38,12 +38,19 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+HERE = Path(__file__).parent
+LONG_FILES = {HERE, HERE / "browser", HERE / "faults"}
+"""Directories whose files have few tests, of many seconds each: whole commands, pages and kills."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the long tests: make test-all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make test-all` runs."""
+    """Long files first; leave out what only `make test-all` runs."""
+    # Begun last, a file of a few minutes would be waited for by all other processes of the suite.
+    items.sort(key=lambda item: item.path.parent not in LONG_FILES)
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

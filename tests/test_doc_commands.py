@@ -26,7 +26,8 @@ import pytest
 
 from amago_model import registry
 from collector.builtin.__main__ import main as generate
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from stepwell import Box, EnvSpec, cli
 from stepwell.testing import make_trajectory
 from tests.conftest import ServiceProcess, service_process

@@ -150,7 +150,8 @@ def publish_policy(client, run):
     from amago_model.acting import ActingPolicy
     from amago_model.config import AgentConfig, Spaces
     from amago_model.policy_file import save_policy
-    from collector.envs import interface_of, make
+    from collector.envs import make
+    from collector.interface import interface_of
 
     spec = interface_of(make("Pendulum-v1"), "Pendulum-v1").spec
     spaces = Spaces.of_spec(spec.to_json())

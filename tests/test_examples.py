@@ -20,7 +20,8 @@ import pytest
 from amago_model.acting import ActingPolicy
 from amago_model.config import Spaces
 from collector.builtin.attempts import Attempts
-from collector.envs import interface_of, make, parse_pairs
+from collector.envs import make, parse_pairs
+from collector.interface import interface_of
 from examples.many_tasks import PaddedGame, procgen
 from tests.run_words import settings
 from tests.scripts import run_script

@@ -17,7 +17,8 @@ import torch
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig, Spaces
 from amago_model.policy_file import save_policy
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from stepwell import Client
 
 PYTHON = os.environ.get("STEPWELL_FLOORS", "")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from collector.envs import Arrays, Interface
+from collector.env_spaces import Arrays
+from collector.interface import Interface
 from collector.policy_actor import ActorInputs
 from stepwell.spaces import Array
 

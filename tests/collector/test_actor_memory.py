@@ -11,8 +11,9 @@ from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig, Spaces
-from collector.envs import Interface, interface_of, make
+from collector.envs import make
 from collector.episode_recorder import EpisodeSummary
+from collector.interface import Interface, interface_of
 from collector.policy_actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.rollout import Rollout
 from stepwell.trajectory import Trajectory

@@ -10,8 +10,9 @@ from gymnasium.error import ResetNeeded
 
 from collector.builtin import ATTEMPTS_ID
 from collector.builtin.attempts import Attempts
-from collector.envs import interface_of, make
+from collector.envs import make
 from collector.evaluate import evaluate_policy
+from collector.interface import interface_of
 from collector.policy_actor import RandomActor
 from stepwell.errors import InvalidData
 

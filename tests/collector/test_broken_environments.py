@@ -16,8 +16,8 @@ from collector import rollout
 from collector.broken_episodes import MOST_CAUSES, BrokenEpisodes
 from collector.collect import collect
 from collector.config import CollectConfig
-from collector.envs import BrokenEnv
 from collector.evaluate import evaluate_policy
+from collector.interface import BrokenEnv
 from collector.main import main
 from collector.policy_actor import RandomActor
 from collector.record import record

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from collector.collect import collect
 from collector.config import CollectConfig
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from collector.record import record
 from collector.registered_run import open_dataset
 from collector.vector_env import _info_of

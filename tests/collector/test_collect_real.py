@@ -25,9 +25,10 @@ from collector import evaluate_versions as evaluate_versions_module
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig, UsageError
 from collector.control import Control
-from collector.envs import BrokenEnv, interface_of, make
+from collector.envs import make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.evaluate_versions import evaluate_versions, table_of
+from collector.interface import BrokenEnv, interface_of
 from collector.main import evaluate, main
 from collector.policy_actor import RandomActor
 from collector.record import record

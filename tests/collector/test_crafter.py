@@ -18,8 +18,9 @@ from collector.builtin.crafter import goals as asked
 from collector.builtin.crafter.env import Crafter
 from collector.builtin.crafter.goals import CHANCES, FARTHEST, SPACING, THINGS, WORDS, tokens
 from collector.builtin.crafter.world import ACTIONS, TILES
-from collector.envs import EnvError, interface_of
+from collector.envs import EnvError
 from collector.envs import make as make_by_name
+from collector.interface import interface_of
 from stepwell.errors import InvalidData
 
 NOOP, LEFT, RIGHT, UP, DOWN, DO, SLEEP = range(7)

@@ -18,8 +18,8 @@ from rich.console import Console
 from collector.builtin.attempts import Attempts
 from collector.collect import collect
 from collector.config import CollectConfig
-from collector.envs import BrokenEnv, interface_of
 from collector.evaluate import evaluate_policy
+from collector.interface import BrokenEnv, interface_of
 from collector.policy_actor import RandomActor
 from collector.record import record
 from collector.rollout import Rollout

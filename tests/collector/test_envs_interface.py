@@ -13,13 +13,8 @@ from gymnasium import spaces as gs
 from amago_model.config import Spaces
 from amago_model.data.batch import decode_action, encode_action
 from amago_model.errors import SpaceError
-from collector.envs import (
-    BrokenEnv,
-    EnvError,
-    interface_of,
-    make,
-    parse_pairs,
-)
+from collector.envs import EnvError, make, parse_pairs
+from collector.interface import BrokenEnv, interface_of
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import Trajectory

@@ -16,10 +16,11 @@ from gymnasium import spaces
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig, Spaces
 from collector.builtin import RECALL_ID
-from collector.envs import BrokenEnv, Interface, interface_of, make
+from collector.envs import make
 from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import evaluate_policy
 from collector.evaluation_result import EvaluationResult, summarise
+from collector.interface import BrokenEnv, Interface, interface_of
 from collector.main import evaluate as main
 from collector.policy_actor import ActorError, ActorInputs, RandomActor
 from collector.scripted_policy import ScriptedActor as PythonActor

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.envs import Arrays, interface_of
+from collector.env_spaces import Arrays
 from collector.exploration import (
     BilevelConfig,
     CustomConfig,
@@ -21,6 +21,7 @@ from collector.exploration import (
     make_exploration,
     register_exploration,
 )
+from collector.interface import interface_of
 from collector.policy_actor import ActorInputs
 from collector.rollout import Rollout
 from stepwell.errors import InvalidSpace

@@ -11,7 +11,8 @@ from gymnasium.utils.env_checker import check_env
 from amago_model.config import Spaces
 from collector.builtin import FIND_BLOCK_ID
 from collector.builtin.find_block import COLOURS, SENTENCES, SQUARE, WORDS, FindBlock
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from stepwell.errors import InvalidData
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from collector.envs import EnvError, interface_of, make, make_native
+from collector.envs import EnvError, make, make_native
+from collector.interface import interface_of
 from collector.policy_actor import RandomActor
 from collector.rollout import Rollout
 

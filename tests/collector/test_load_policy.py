@@ -17,8 +17,9 @@ from amago_model.player import Player
 from amago_model.policy_file import save_policy
 from collector.builtin import RECALL_ID
 from collector.config import EvaluateConfig
-from collector.envs import interface_of, make
+from collector.envs import make
 from collector.evaluate import run_evaluation
+from collector.interface import interface_of
 from stepwell.errors import InvalidData, NotFound
 
 SMALL = {

@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from collector.builtin import MAZERUNNER_ID
 from collector.builtin.mazerunner import EAST, NORTH, SOUTH, STAY, WEST, MazeRunner, random_maze
-from collector.envs import interface_of
+from collector.interface import interface_of
 from stepwell.errors import InvalidData
 
 

@@ -11,7 +11,8 @@ from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError
 from amago_model.policy_file import save_policy
 from collector.config import UsageError
-from collector.envs import interface_of, make
+from collector.envs import make
+from collector.interface import interface_of
 from collector.policy_actor import ActorError
 from collector.policy_source import PolicySource, parse_reference
 from stepwell.client import DownloadedPolicy

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collector.envs import BrokenEnv, interface_of
 from collector.episode_recorder import EpisodeSummary
+from collector.interface import BrokenEnv, interface_of
 from collector.rollout import Rollout
 from stepwell.spaces import Box, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from amago_model import ActingPolicy, AgentConfig, Spaces, save_policy
-from collector.envs import interface_of
+from collector.interface import interface_of
 from collector.main import evaluate as main
 from collector.policy_actor import LoadedPolicy, PolicyActor
 from collector.rollout import Rollout

@@ -18,8 +18,8 @@ import stepwell
 from amago_model.config import Spaces
 from amago_model.policy_file import load_policy
 from collector.config import EvaluateConfig
-from collector.envs import BrokenEnv, interface_of
 from collector.evaluate import run_evaluation
+from collector.interface import BrokenEnv, interface_of
 from collector.texts import TextWords, WordSpace, vocabulary_of
 from collector.vector_env import VectorEnvAdapter
 from stepwell import Client, Vocabulary

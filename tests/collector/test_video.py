@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from collector import video
-from collector.envs import BrokenEnv
+from collector.interface import BrokenEnv
 from collector.main import evaluate
 from collector.video import GifEncoder, Mp4Encoder, RenderedEnv, open_encoder, scaled
 from stepwell import Client

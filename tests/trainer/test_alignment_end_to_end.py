@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector.envs import interface_of
+from collector.interface import interface_of
 from collector.rollout import Rollout
 from stepwell.outbox import Outbox
 from tests.collector.fake_env import FakeEnv
