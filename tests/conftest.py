@@ -36,6 +36,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Files of tests run side by side. Where each has a thread for every core, torch's threads mostly
 # spin until the others get one: up to ten times the CPU time for the same work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A long query runs while nobody else needs the CPU. Beside busy programs it may not end in the five
+# seconds that a person waits by default, so tests wait longer. Tests of deadlines name them.
+Client.sql.__kwdefaults__["timeout"] = 60.0
 
 
 HERE = Path(__file__).parent

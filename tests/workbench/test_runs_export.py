@@ -150,7 +150,13 @@ def test_following_waits_for_the_service_and_ends_after_the_run(fresh_service, m
     thread.start()
     wait_until(lambda: tools and tools[0].rows)
     fresh_service.kill()
-    wait_until(lambda: "waiting: no service" in capsys.readouterr().err)
+    said: list[str] = []  # a line may be read in two parts
+
+    def is_said():
+        said.append(capsys.readouterr().err)
+        return "waiting: no service" in "".join(said)
+
+    wait_until(is_said)
     fresh_service.start()
     log(client, "r", "a", [2])
     client.patch_run("r", status="finished")

@@ -10,7 +10,7 @@ from stepwell._wording import pluralize
 from stepwell.client import Client
 from stepwell.errors import BadRequest, InvalidData
 from stepwell.messages import Version, split_version
-from workbench.analysis.doctor.asking import MOST_STEPS, ask_all, subject_of
+from workbench.analysis.doctor.asking import MOST_STEPS, SECONDS, ask_all, subject_of
 from workbench.analysis.doctor.check import Check, Query, Severity, Subject
 from workbench.analysis.doctor.report import CHECKS, SEVERITIES, Progress, Report
 
@@ -107,8 +107,9 @@ def plan_repair(
     where = _not_in(all_out) if all_out else ""
     condition = f"dataset = ? and {kept}"
     counted = "select count(*), coalesce(sum(length), 0) from trajectories where "
-    ((total, _),) = client.sql(counted + condition, [name]).rows
-    ((left, steps),) = client.sql(f"{counted}{condition} and {where or 'true'}", [name]).rows
+    ((total, _),) = client.sql(counted + condition, [name], timeout=SECONDS).rows
+    kept_rows = f"{counted}{condition} and {where or 'true'}"
+    ((left, steps),) = client.sql(kept_rows, [name], timeout=SECONDS).rows
     if version and where:
         where = f"{base.chosen}\nand {where}"
     return Repair(
