@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing_extensions import Self
 
 log = logging.getLogger(__name__)
+_jitter = random.Random()  # not the numbers of the program, which may have seeded them
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 LONGEST_RETRY_AFTER = 300.0
 """Maximum `retry_after` that a loop accepts, in seconds."""
@@ -109,7 +110,7 @@ class BackgroundLoop:
                 wait = min(2 * wait or FIRST_WAIT, self._longest_wait)
                 with contextlib.suppress(Exception):  # for instance, the disk of the log is full
                     self._note(error)
-                self._pause(max(wait * random.uniform(0.5, 1.0), retry_after(error)))
+                self._pause(max(wait * _jitter.uniform(0.5, 1.0), retry_after(error)))
             else:
                 wait = 0.0
                 self.forget_error()

@@ -35,6 +35,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 JSON = "application/json"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CONNECT_TIMEOUT = 5.0
+_jitter = random.Random()  # not the numbers of the program, which may have seeded them
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 
 M = TypeVar("M", bound=BaseModel)
@@ -261,9 +262,9 @@ def _pause(state: tenacity.RetryCallState) -> float:
     many collectors do not retry at the same moment."""
     error = state.outcome.exception() if state.outcome else None
     if isinstance(error, Busy) and error.retry_after is not None:
-        return error.retry_after * random.uniform(1.0, 1.25)
+        return error.retry_after * _jitter.uniform(1.0, 1.25)
     doubled = FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 30)
-    return min(doubled, LONGEST_WAIT) * random.uniform(0.5, 1.0)
+    return min(doubled, LONGEST_WAIT) * _jitter.uniform(0.5, 1.0)
 
 
 def _plain(value: Any) -> Any:

@@ -214,7 +214,7 @@ class World:
                 return status_of(cli.main, args)
             if [name, *args[:2]] == ["python", "-m", "collector.builtin"]:
                 return status_of(generate, args[2:])
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=900)
         print(done.stdout)
         print(done.stderr, file=sys.stderr)
         return done.returncode
@@ -370,7 +370,7 @@ def write_files(page: str) -> None:
 RUN = [page for page in PAGES if any(fate(page, x) == "run" for x in commands(page))]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", RUN)
 def test_commands_do_what_the_page_says(
     world: World, page: str, capfd: pytest.CaptureFixture[str]

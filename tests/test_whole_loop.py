@@ -13,6 +13,7 @@ import pytest
 
 from stepwell.testing import wait_until
 
+pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = [sys.executable, "-m", "stepwell.cli", "demo", "--no-dashboard"]
 TINY = ["--steps", "4000", "--updates", "20", "--episodes", "3", "--collect-episodes", "4"]
@@ -28,7 +29,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, json.loads(report.read_text())

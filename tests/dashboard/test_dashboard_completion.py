@@ -46,7 +46,7 @@ def run_script(program: str) -> Any:
     if node is None:
         pytest.skip("node is not installed, which runs scripts of pages outside of a browser")
     command = [node, "--experimental-default-type=module", "--input-type=module", "-e", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

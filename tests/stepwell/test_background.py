@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 
 import pytest
 
+from stepwell import Client
 from stepwell import _background as module
 from stepwell._background import BackgroundLoop
 from stepwell.errors import Busy, ServiceUnreachable
@@ -59,7 +61,7 @@ def test_what_is_expected_is_shown_and_not_logged_as_a_defect(caplog):
 @pytest.fixture
 def pauses(monkeypatch):
     """Runs a loop's own thread here until it has paused so often: how long it would have."""
-    monkeypatch.setattr(module.random, "uniform", lambda _, high: high)
+    monkeypatch.setattr(module._jitter, "uniform", lambda _, high: high)
 
     def run(work, count):
         loop, found = BackgroundLoop("errand", work, every=1.0), []
@@ -94,9 +96,25 @@ def test_jitter_is_half_of_the_pause(pauses, monkeypatch):
         raise ServiceUnreachable("away")
 
     monkeypatch.setattr(
-        module.random, "uniform", lambda low, high: (low, high) == (0.5, 1.0) and 0.5
+        module._jitter, "uniform", lambda low, high: (low, high) == (0.5, 1.0) and 0.5
     )
     assert pauses(work, 2) == [0.1, 0.2]
+
+
+def test_pauses_leave_the_random_numbers_of_the_program_alone():
+    """Of a loop and of a request that is repeated; the program may have seeded them."""
+    random.seed(7)
+    before = random.getstate()
+
+    def work():
+        raise ServiceUnreachable("away")
+
+    loop = BackgroundLoop("errand", work, every=0.01).start()
+    wait_until(lambda: loop.failures >= 2)
+    assert loop.stop(20.0)
+    with pytest.raises(ServiceUnreachable):
+        Client("http://127.0.0.1:9", retry_for=0.3).datasets()
+    assert random.getstate() == before
 
 
 def test_it_waits_as_long_as_it_is_asked_to(pauses):
@@ -118,7 +136,7 @@ def test_patience_that_a_service_asks_for_has_bounds(asked, seconds):
 
 def test_a_wake_does_not_wait(monkeypatch):
     """0.2, 0.4, … seconds between errors, up to the longest wait; a hurry wakes it."""
-    monkeypatch.setattr(module.random, "uniform", lambda _, high: high)
+    monkeypatch.setattr(module._jitter, "uniform", lambda _, high: high)
     calls, enough = [], threading.Event()
 
     def work() -> None:

@@ -231,12 +231,12 @@ def test_killed_anywhere_no_policy_is_lost(tmp_path, failpoint):
     home, sent = tmp_path / "run", tmp_path / "sent"
     command = [sys.executable, "-c", LIFE, str(home), str(sent)]
     env = {**os.environ, "STEPWELL_FAILPOINT": failpoint}
-    assert subprocess.run(command, env=env, timeout=120).returncode == -9
+    assert subprocess.run(command, env=env, timeout=240).returncode == -9
     env.pop("STEPWELL_FAILPOINT")
     # The kill may also meet the sender while it writes why one was refused.
     rejected = home / "outbox/rejected"
     (rejected / f".2.json.0{TEMPORARY}").touch()
-    assert subprocess.run(command, env=env, timeout=120).returncode == 0
+    assert subprocess.run(command, env=env, timeout=240).returncode == 0
     lines = sent.read_text().splitlines()
     assert list(dict.fromkeys(lines)) == [f"{v} policy {v}" for v in (1, 2, 3)]
     assert 3 <= len(lines) <= 5

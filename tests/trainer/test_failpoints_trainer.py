@@ -131,7 +131,7 @@ def test_dying_while_a_shard_is_evicted_leaves_no_half_shard(fake, tmp_path):
         "Cache(Path(sys.argv[1]), 1, Client()).build('sh_0001', fields_of(make_spec()))\n"
     )
     env = {**os.environ, "STEPWELL_FAILPOINT": "cache.after_eviction"}
-    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, timeout=60)
+    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, timeout=240)
     assert died.returncode == -9
     downloads = service.downloads
     again = Cache(tmp_path, 1e9, service)

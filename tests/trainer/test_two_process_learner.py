@@ -120,7 +120,7 @@ def test_processes_and_parts_update_as_one(tmp_path: Path) -> None:
         here: dict = {"__name__": "one_process"}
         exec(PROGRAM, here)
         expected = {own: here["learn"](1, own) for own in ("", "forgetful")}
-        assert [process.wait(timeout=120) for process in started] == [0, 0]
+        assert [process.wait(timeout=240) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()
