@@ -94,10 +94,14 @@ class Check:
     updates: int = UPDATES
     every: int = 200
     """Updates between scored versions."""
+    plain: bool = False
+    """Nothing is set but the environment."""
 
     @property
     def common(self) -> list[str]:
         """Words of every run of this check."""
+        if self.plain:
+            return []
         return [
             *("--train.updates", str(self.updates)),
             *("--train.schedule.checkpoint-every", str(self.updates)),
@@ -348,7 +352,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=_seeds, default=range(3), help="e.g. 0-2 (default: 0-2)")
+    parser.add_argument("--seeds", type=seeds_of, default=range(3), help="e.g. 0-2 (default: 0-2)")
     checks, args = chosen_checks(parser, CHECKS)
     failed = []
     with tempfile.TemporaryDirectory(prefix="stepwell-checks-") as temporary:
@@ -362,7 +366,8 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _seeds(text: str) -> range:
+def seeds_of(text: str) -> range:
+    """The seeds of an option, as "0-2" or "7"."""
     first, _, last = text.partition("-")
     try:
         found = range(int(first), int(last or first) + 1)

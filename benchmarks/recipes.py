@@ -48,12 +48,24 @@ Line = dict[str, Any]
 DERIVED = {"updates": 6000, "data.window": 4, "data.batch": 64}
 """What is derived from 100,000 steps with dense rewards, for the recipes that derive settings."""
 
+ONLINE = {
+    "agent.trajectory_encoder.kind": "feed_forward",
+    "agent.trajectory_encoder.d_model": 64,
+    "agent.timestep_encoder.hide_previous": True,
+    "updates": 20_000,
+    "data.window": 8,
+    "data.batch": 64,
+}
+"""What is derived for a small environment whose observations show the state."""
+
 
 def typical(name: str) -> TrainConfig:
-    """The config of a recipe; for those that derive settings, with DERIVED."""
+    """The config of a recipe; for those that derive settings, with DERIVED or ONLINE."""
     config, own = recipe(name), own_settings(name)
     if config.derive == "off":
         return config
+    if config.derive == "online":
+        return override(config, ONLINE)
     return override(config, {key: value for key, value in DERIVED.items() if key not in own})
 
 

@@ -54,6 +54,8 @@ from stepwell.trajectory import TrajectoryMetadata
 
 # Above the seeds of evaluations, so that no training data comes from a test episode.
 FIRST_SEED, LAST_SEED = 1 << 20, 1 << 31
+LONG_WARM_UP = 20
+"""How many times `warm_up_steps` random steps are made, at most, while all episodes are alike."""
 OUTBOX_FULL = 0.9
 
 
@@ -116,7 +118,7 @@ def collect(
 
         # --- play
         try:
-            warming = _warming(config, stats)
+            warming = _warming(config, stats, source)
             if source is None or warming() or _wait_for_policy(source, config, control, say):
                 pacing = Pacing(client, config.dataset, lambda: stats.steps)
                 stack.callback(pacing.close)
@@ -174,9 +176,20 @@ def _status(
     }
 
 
-def _warming(config: CollectConfig, stats: CollectorStatistics) -> Callable[[], bool]:
-    """Whether an episode that begins now is random."""
-    return lambda: stats.clock < config.warm_up_steps
+def _warming(
+    config: CollectConfig, stats: CollectorStatistics, source: PolicySource | None
+) -> Callable[[], bool]:
+    """Whether an episode that begins now is random. The warm-up is longer while all episodes have
+    the same return, and there is no policy: a trainer waits until some differ."""
+
+    def warming() -> bool:
+        if stats.clock < config.warm_up_steps:
+            return True
+        absent = source is not None and not source.ready
+        early = stats.clock < LONG_WARM_UP * config.warm_up_steps
+        return absent and early and stats.all_alike
+
+    return warming
 
 
 def _state(control: Control, stats: CollectorStatistics) -> str:
@@ -233,7 +246,7 @@ def _rollout(
     streams = np.random.SeedSequence([seed, stats.earlier_sessions, outbox_slot]).spawn(3)
     actor_seed, episodes_seed, noise_seed = (int(s.generate_state(1)[0]) for s in streams)
     actor: Actor
-    warming = _warming(config, stats)
+    warming = _warming(config, stats, source)
     if source is None:
         actor = RandomActor(interface, config.envs, seed=actor_seed)
     else:
@@ -282,7 +295,7 @@ def _waits_for(
     config: CollectConfig, source: PolicySource | None, stats: CollectorStatistics, pacing: Pacing
 ) -> str:
     """Why no episode begins now; empty if one may."""
-    if source is not None and not source.ready and not _warming(config, stats)():
+    if source is not None and not source.ready and not _warming(config, stats, source)():
         return source.last_error or f"no policy {config.policy} yet"
     return pacing.ahead if config.when_ahead == "wait" else ""
 

@@ -96,7 +96,7 @@ class CollectConfig(EnvironmentConfig):
     """Wait, without a time limit, until the run has published a policy."""
     warm_up_steps: int = Field(0, ge=0)
     """Steps of this collector, over all its sessions, with uniformly random actions before the
-    policy acts; then it waits for the policy."""
+    policy acts; up to 20 times as many while all episodes have the same return."""
     episodes: int = Field(0, ge=0)
     """Stop after this many episodes; 0: no limit."""
     steps: int = Field(0, ge=0)
@@ -182,7 +182,7 @@ class EvaluateConfig(EnvironmentConfig):
     with its arguments, or that of the dataset."""
     policy: Reference = ""
     """Policy to evaluate: RUN (its newest policy), RUN:ALIAS, RUN:VERSION, or RUN:all: all versions
-    that have no such score yet; the alias `best` then points to the highest mean. The first word
+    that have no such score yet; the alias `best` then points to the best one. The first word
     of the command line is the policy, too."""
     follow: bool = False
     """Evaluate each version of --policy RUN as it is published, until the run ends."""

@@ -3,6 +3,9 @@
 Versions that have a score with the same seeds and settings are not played again, so the command
 can be stopped and repeated; videos that such a score lacks are made. Newer versions come first:
 while a run trains, its state now matters more than its past.
+
+The highest of many scores is partly luck. So at the end the three best of more versions play other
+seeds, and these scores say which is best, and how good.
 """
 
 from __future__ import annotations
@@ -24,20 +27,26 @@ from stepwell.spaces import env_name
 POLL = 2.0
 """Seconds between two looks for a new version."""
 BEST = "best"
-"""The alias that points to the version with the highest mean."""
+"""The alias that points to the best version."""
+FINALISTS = 3
+"""Versions that are scored again, on other seeds."""
 
 
 def evaluate_versions(
     config: EvaluateConfig, console: Console, *, quiet: bool = False
-) -> tuple[list[Evaluation], bool]:
+) -> tuple[list[Evaluation], int, bool]:
     """Score the versions of the run, with --follow until it ends. Returns the scores by version,
-    and whether episodes broke and were played again.
+    for the finalists those of other seeds; the best version; and whether episodes broke and were
+    played again.
 
-    Points the alias `best` to the version with the highest mean, the newer one of two equal ones.
+    Points the alias `best` to the version with the highest mean, at the end of the finalists, the
+    newer one of two equal ones.
     Raises `NotFound` or `UsageError` if there is no policy, `Undelivered` like one evaluation.
     """
     run, _ = parse_reference(config.policy)
     best, shown, broken = -1, set[int](), False
+    other = config.replace(seeds=config.seeds + config.episodes, videos=0)
+    again: dict[int, Evaluation] = {}
     with Client(config.url, config.token) as client:
         while True:
             try:
@@ -47,7 +56,7 @@ def evaluate_versions(
                         f"--policy: run {run} has no policy yet; --follow would wait for it"
                     )
                 scores = _scores(client, config, run, versions)
-                if scores and (found := max(scores, key=lambda v: (scores[v].mean, v))) != best:
+                if training and scores and (found := _ranked(scores)[0]) != best:
                     best = found
                     client.set_alias(run, BEST, best)
                 chosen = spaced(versions, config.every, ended=not training)
@@ -70,14 +79,28 @@ def evaluate_versions(
                     version = unseen[0]
                     record_videos(_one(config, run, version), scores[version], console)
                 elif not training:
-                    break
+                    if len(scores) <= FINALISTS:
+                        break
+                    again = _scores(client, other, run, finalists := _ranked(scores)[:FINALISTS])
+                    if len(again) == FINALISTS:
+                        break
+                    version = next(v for v in finalists if v not in again)
+                    run_evaluation(_one(other, run, version), console, quiet=quiet)
                 else:
                     time.sleep(POLL)
             except (Busy, ServiceUnreachable):
                 if not config.follow:
                     raise
                 time.sleep(POLL)
-    return [scores[version] for version in sorted(scores)], broken
+        if scores:
+            client.set_alias(run, BEST, best := _ranked(again or scores)[0])
+    scores |= again
+    return [scores[version] for version in sorted(scores)], best, broken
+
+
+def _ranked(scores: dict[int, Evaluation]) -> list[int]:
+    """Versions, those with the highest mean first, of equal ones the newer."""
+    return sorted(scores, key=lambda v: (scores[v].mean, v), reverse=True)
 
 
 def _one(config: EvaluateConfig, run: str, version: int) -> EvaluateConfig:
@@ -132,19 +155,20 @@ def _scores(
     return found
 
 
-def table_of(scores: list[Evaluation], title: str) -> Table:
+def table_of(scores: list[Evaluation], best: int, title: str) -> Table:
+    """`best` is the best version."""
     table = Table(title=title)
     for name in ("version", "mean return", "interval", "IQM", "20th percentile", ""):
         table.add_column(name, justify="left" if name == "" else "right")
-    best = max(reversed(scores), key=lambda e: e.mean, default=None)  # the newer of two equal ones
     for e in scores:
+        version = e.policy.rpartition("/")[2]
         low = e.details.get("bottom_quintile")
         table.add_row(
-            e.policy.rpartition("/")[2],
+            version,
             f"{e.mean:.2f}",
             f"{e.ci_low:.2f} … {e.ci_high:.2f}",
             f"{e.iqm:.2f}",
             "" if low is None else f"{low:.2f}",
-            BEST if e is best else "",
+            BEST if version == str(best) else "",
         )
     return table

@@ -94,11 +94,11 @@ def _evaluate_versions(
 ) -> int:
     from collector.evaluate_versions import evaluate_versions, table_of
 
-    scores, broken = evaluate_versions(config, console, quiet=as_json)
+    scores, best, broken = evaluate_versions(config, console, quiet=as_json)
     if as_json:
         print(json.dumps([score.model_dump() for score in scores], indent=2))
     else:
-        out.print(table_of(scores, f"{config.policy} in {config.env}"))
+        out.print(table_of(scores, best, f"{config.policy} in {config.env}"))
     return PARTIAL if broken else 0
 
 

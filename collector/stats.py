@@ -20,6 +20,7 @@ CLOCK = "clock.json"
 STUCK_SECONDS = 60.0
 """A step of all environments that takes longer is reported: one of them may never return."""
 _RECENT = 100
+DIFFERENT = 3
 
 
 @dataclass(slots=True)
@@ -63,6 +64,12 @@ class CollectorStatistics:
     def mean_return(self) -> float | None:
         """Over the last complete episodes; None before the first."""
         return float(np.mean([e.total_reward for e in self.recent])) if self.recent else None
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether fewer than three of the last complete episodes have another return than most."""
+        returns = np.array([e.total_reward for e in self.recent])
+        return len(returns) == 0 or int((returns != np.median(returns)).sum()) < DIFFERENT
 
     @property
     def stuck(self) -> str:

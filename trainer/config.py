@@ -245,9 +245,10 @@ class TrainConfig(RunSettings):
     JSON."""
     snapshot: str = ""
     """Id of an existing snapshot to train on, instead of a dataset."""
-    derive: Literal["off", "shape", "all"] = "off"
+    derive: Literal["off", "shape", "all", "online"] = "off"
     """Derive what no file or flag sets from the dataset before training. shape: sampling, memory,
     network, length. all: also discount, reward scale, bounds and preference of good trajectories.
+    online: network, sampling and returns of several steps, from the first episodes of a run.
     stepwell recommend DATASET prints them with reasons."""
     memory: Literal["auto", "none", "transformer", "gru"] = "auto"
     """The agent's memory, for `derive`: auto: none, but if the dataset has the tag

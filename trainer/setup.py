@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.derive.dataset_profile import read_profile
 from trainer.derive.derived import Derived, apply_settings
+from trainer.derive.history import read_gain_of_history
 from trainer.derive.rules import derive_settings
 from trainer.distributed import World
 from trainer.errors import SettingError
@@ -46,6 +47,12 @@ log = logging.getLogger(__name__)
 
 MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
 """Settings that a resumed run may change without a warning."""
+
+MOST_RANDOM_STEPS = 20
+"""How many times data.ratio.min_size random steps are waited for until episodes differ."""
+ALIKE = """
+with found as (select "return" as r from trajectories where dataset = ? and purpose = 'train')
+select count(*) filter (r <> (select median(r) from found)) < 3 from found"""
 
 
 class Requests:
@@ -124,7 +131,7 @@ class Setup:
         closing.enter_context(stop_signals(self.requests.stopped.set))
         import_plugins(config.plugin, SettingError)
         self.lease = f"train/{config.run}"
-        self._said_few_steps = False
+        self._said_few_steps = self._said_alike = False
 
     def run(self) -> TrainingRun | None:
         """The run; None after a request to stop before there was data. All ranks call this."""
@@ -241,7 +248,22 @@ class Setup:
                     self.show(f"waiting for {wanted} to derive settings from: {steps:,} now")
                     self._said_few_steps = True
                 return None
+            if config.derive == "online" and steps < MOST_RANDOM_STEPS * enough:
+                if self._all_alike(steps):
+                    return None
         return self._select()
+
+    def _all_alike(self, steps: int) -> bool:
+        """Whether nearly all episodes have the same return, so that nothing can be learned yet."""
+        dataset = self.config.dataset
+        alike = self.client.sql(ALIKE, [dataset]).one()
+        if alike and not self._said_alike:
+            self.show(
+                f"waiting for an episode that differs: after {pluralize(steps, 'random step')} all "
+                "have the same return"
+            )
+            self._said_alike = True
+        return bool(alike)
 
     def _select_enough(self) -> str | None:
         """The selection, once the ratio permits an update."""
@@ -314,6 +336,9 @@ def _derived(
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
     profile, own = read_profile(client, config), own_settings(config.recipe)
+    if config.derive == "online" and config.memory == "auto" and not profile.partially_observable:
+        gain = read_gain_of_history(client, config, profile.spaces)
+        profile = replace(profile, history_gain=gain)
     return [asdict(d) for d in derive_settings(profile, config, origins, own, echo)]
 
 

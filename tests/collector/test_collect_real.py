@@ -646,18 +646,21 @@ def test_every_version_is_scored_once_and_the_best_is_named(
     monkeypatch.setattr(evaluate_versions_module.time, "sleep", next_version)
     scores = evaluate(policy=learner, follow=True)
     assert [s.policy for s in scores] == [f"{learner}/{v}" for v in (0, 3, 5, 6)]
-    assert len(client.evaluations(env=ENV, policy=f"{learner}/3")) == 1
-    best = max(scores, key=lambda s: (s.mean, int(s.policy.rpartition("/")[2])))
+    scored = client.evaluations(env=ENV, policy=f"{learner}/3")
+    assert len([one for one in scored if one.seeds == [0, 1, 2]]) == 1
+    finalists = [one for one in scores if one.seeds == [3, 4, 5]]
+    assert len(finalists) == 3, "the best of four versions play other seeds"
+    best = max(finalists, key=lambda s: (s.mean, int(s.policy.rpartition("/")[2])))
     (policy,) = [p for p in client.policies(learner) if "best" in p.aliases]
     assert f"{learner}/{policy.version}" == best.policy
     for score in scores:
         again = evaluate_policy(
             load_policy(client.download_policy(learner, score.policy.rpartition("/")[2]).data),
             ENV,
-            range(3),
+            score.seeds,
         )
         assert again.returns == score.returns
-    table = table_of(scores, "all")
+    table = table_of(scores, policy.version, "all")
     assert table.row_count == 4 and list(table.columns[-1].cells).count("best") == 1
 
 
@@ -709,7 +712,7 @@ def test_following_a_run_survives_a_service_that_is_away(
     with pytest.raises(ServiceUnreachable):
         evaluate_versions(config, Console(quiet=True))
     calls.clear()
-    (score,), _ = evaluate_versions(
+    (score,), _, _ = evaluate_versions(
         config.replace(policy=learner, follow=True), Console(quiet=True)
     )
     assert score.policy == f"{learner}/1" and len(calls) == 3

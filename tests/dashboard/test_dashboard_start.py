@@ -168,7 +168,7 @@ def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) ->
     assert any("reference/training.md" in c.value and "About" in c.value for c in drawn.caption)
     with Client(box.url) as client:
         for i, speed in enumerate((10.0, 20.0, 30.0, 50.0)):
-            recipe = "online" if i == 3 else "bc"
+            recipe = "online_memory" if i == 3 else "bc"
             client.create_run(f"r{i}", "train", config={"recipe": recipe}, host="box")
             points = {launching.RATE: speed, launching.TOTAL: 600.0}
             client.log_metrics(
@@ -182,7 +182,7 @@ def test_times_are_those_of_earlier_runs_or_of_the_docs(box: Any, page: Page) ->
         "About **30 s**: 600 updates at 20/s, the median of the last 3 runs of `bc` on box; this "
         "recipe derives their number from the data."
     )
-    drawn = page("start", box.url, recipe="online")
+    drawn = page("start", box.url, recipe="online_memory")
     assert any(
         "5,000 updates at 50/s, the median of one earlier run" in c.value for c in drawn.caption
     )

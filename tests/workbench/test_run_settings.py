@@ -107,14 +107,16 @@ def test_settings_are_derived_from_the_whole_warm_up() -> None:
     assert "--data.ratio.min-size" not in words("off", 700)
 
 
-def test_collectors_explore_during_the_first_half_of_the_updates(tmp_path: Path) -> None:
-    """Unless the user's words explore otherwise, or the first steps are random anyway."""
+def test_collectors_explore_at_first(tmp_path: Path) -> None:
+    """During the first half of the updates, or where settings are derived online over many steps;
+    not if the user's words explore otherwise, or the first steps are random anyway."""
 
     def words(derive: str, *more: str, updates: int = 5000) -> list[str]:
         none: list[str] = []
         plan = Plan("A-v0", none, "r", "r", "d", tmp_path, 0, 1, 1, True, True, 1, none, None, none,
                     {"collect": more})  # fmt: skip
-        return collect_words(plan, 0, {"derive": derive, "updates": updates})
+        data = {"ratio": {"min_size": 700}}
+        return collect_words(plan, 0, {"derive": derive, "updates": updates, "data": data})
 
     def exploration(words: list[str]) -> list[str]:
         first = words.index("--epsilon.kind")
@@ -127,3 +129,7 @@ def test_collectors_explore_during_the_first_half_of_the_updates(tmp_path: Path)
     assert "--epsilon.steps" not in words("off", "--epsilon.kind=none")
     assert "--epsilon.kind" not in words("off", "--config", "mine.toml")
     assert "--epsilon.kind" not in words("all")
+    assert exploration(words("online"))[:3] == ["--epsilon.kind", "repeat", "--epsilon.clock"]
+    assert words("online", "--epsilon.kind", "none").count("--epsilon.kind") == 1
+    warm_up = words("online").index("--warm-up-steps")
+    assert words("online")[warm_up + 1] == "700" and "--warm-up-steps" not in words("off")

@@ -141,6 +141,9 @@ class DatasetProfile:
     heaviest_tail: float = 0.0
     """The largest standard deviation of an observed number, in ranges of the middle 90% of its
     values: 0.3 if it is Gaussian, large if rare extreme values hide the usual ones."""
+    history_gain: float | None = None
+    """How much better rewards or next observations are predicted with what was before
+    (history.py); None if it was not measured."""
     random_outcomes: float = 0.0
     """Share of steps, of those that share observation and action, whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not

@@ -35,6 +35,7 @@ from trainer.derive.imitation import (
     is_small,
     why_late,
 )
+from trainer.derive.online import needs_history, online_settings
 from trainer.derive.rewards import one_digit, outlier_warning, reward_settings
 from trainer.errors import SettingError
 
@@ -92,7 +93,7 @@ def derive_settings(
 
     memory = config.memory
     remembers = memory in ("transformer", "gru") or (
-        memory == "auto" and profile.partially_observable
+        memory == "auto" and (profile.partially_observable or needs_history(profile))
     )
     if not is_free(f"{MEMORY}kind", decided):
         kind = flat[f"{MEMORY}kind"]
@@ -102,6 +103,8 @@ def derive_settings(
                 "leave one of them out"
             )
         remembers = kind not in WITHOUT_MEMORY
+    if config.derive == "online":
+        return online_settings(profile, remembers, basis)
     conditioned = config.agent.return_conditioning is not None
     discount, random = _gamma(profile), _is_random(profile, remembers)
     n_step = _n_step(profile, random)

@@ -182,8 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--min-size", type=int, metavar="N",
         help="steps in the dataset before the first update (default: the recipe's)")  # fmt: skip
     add("--warm-up-steps", type=int, metavar="N",
-        help="random steps before the first policy acts (default: 0; 2,000 for recipes that "
-        "derive settings from data)")  # fmt: skip
+        help="random steps before the first policy acts (default: 1,000; 2,000 for other recipes "
+        "that derive settings from data, 0 for those that do not)")  # fmt: skip
     add("--no-train", dest="train", action="store_false", help="the trainer runs elsewhere")
     add("--no-evaluate", dest="evaluate", action="store_false", help="score no policies")
     add("--url", help="of a service that runs (default: STEPWELL_URL; else it starts one)")

@@ -37,7 +37,7 @@ from stepwell.client import Client
 from stepwell.errors import InvalidData, NotFound, ServiceUnreachable, StepwellError
 from workbench.processes import Processes, read_train_config
 from workbench.run.command_line import parse
-from workbench.run.parts import WARM_UP_STEPS, Plan, growing_data, parts, selected_data
+from workbench.run.parts import Plan, default_warm_up, growing_data, parts, selected_data
 from workbench.run.status import Line, read_status, scores
 from workbench.run.supervisor import SERVICE, Part, Supervisor
 
@@ -91,8 +91,8 @@ def main(argv: list[str] | None = None) -> int:
                 variables["STEPWELL_TOKEN"] = args.token
             with Client(args.url, args.token, timeout=5.0, retry_for=0.0) as client:
                 plan = _plan(args, client, folder, growing, sections)
-                if base["derive"] != "off":
-                    _require_data(plan, client)
+                if config["derive"] != "off":
+                    _require_data(plan, client, default_warm_up(config))
                 processes = Processes(folder / "logs" / plan.run, variables)
                 _lock(processes.folder, f"run {plan.run} is run", "--run", locks)
                 _remember(plan, processes.folder / "task.json")
@@ -118,8 +118,9 @@ def _stop(supervisor: Supervisor) -> None:
     supervisor.stop([SERVICE])
 
 
-def _require_data(plan: Plan, client: Client) -> None:
-    """Raise `InvalidData` if settings must be derived from data that nobody will collect."""
+def _require_data(plan: Plan, client: Client, needed: int) -> None:
+    """Raise `InvalidData` if settings must be derived from data that nobody will collect; `needed`
+    are the steps for it."""
     selects_itself = not selected_data(plan.dataset, plan.more["train"])
     if not plan.train or plan.warm_up_steps != 0 or selects_itself:
         return
@@ -128,11 +129,11 @@ def _require_data(plan: Plan, client: Client) -> None:
         steps = found.fifo.steps + found.protected.steps
     except NotFound:
         steps = 0
-    if steps < WARM_UP_STEPS:
+    if steps < needed:
         raise InvalidData(
             f"--warm-up-steps: recipe {plan.recipe} derives settings from data, so the first steps "
             "must be random, or in the dataset",
-            expected=f"at least 1, or {WARM_UP_STEPS:,} steps in dataset {plan.dataset}",
+            expected=f"at least 1, or {needed:,} steps in dataset {plan.dataset}",
             got=f"0, and {pluralize(steps, 'step')}",
         )
 

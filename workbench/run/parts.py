@@ -18,6 +18,8 @@ UPDATES_PER_STEP = 0.1
 """The ratio, where neither recipe nor user has one."""
 WARM_UP_STEPS = 2000
 """Random steps, where the recipe derives its settings from data and the user names no number."""
+EXPLORING_UPDATES = 2_500
+"""Updates over which the recipe `online` explores less and less."""
 NICE = {"collect": 5, "evaluate": 10}
 """Priorities: the trainer, which everything waits for, goes first."""
 EVALUATIONS = 10
@@ -75,10 +77,18 @@ def growing_data(
     if updates_per_step is not None:
         words += ["--data.ratio.updates-per-step", str(updates_per_step)]
     if min_size is None and config["derive"] != "off":
-        min_size = warm_up_steps or WARM_UP_STEPS
+        min_size = warm_up_steps or default_warm_up(config)
     if min_size is not None:
         words += ["--data.ratio.min-size", str(min_size)]
     return words
+
+
+def default_warm_up(config: Mapping[str, Any]) -> int:
+    """Random steps of a run whose user names no number."""
+    if config["derive"] == "off":
+        return 0
+    ratio = config["data"]["ratio"]
+    return WARM_UP_STEPS if ratio is None else int(ratio["min_size"])
 
 
 def selected_data(dataset: str, words: Sequence[str]) -> list[str]:
@@ -104,9 +114,9 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
         words += ["--seed", str(plan.seed * 1000 + number)]
     steps = plan.warm_up_steps
     if steps is None:
-        steps = 0 if config["derive"] == "off" else WARM_UP_STEPS
+        steps = default_warm_up(config)
     if steps:
-        words += ["--warm-up-steps", str(-(-steps // plan.collectors))]
+        words += ["--warm-up-steps", str(-(-steps // max(1, plan.collectors)))]
     words += _exploration(plan.more["collect"], config)
     return [*words, *_plugins(plan), *plan.more["collect"]]
 
@@ -114,10 +124,13 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
 def _exploration(more: Sequence[str], config: Mapping[str, Any]) -> list[str]:
     """Epsilon-greedy over the first half of the updates, unless the user's words explore
     otherwise. Where the number of updates is derived, collectors began with random steps."""
-    if config["derive"] != "off" or any(
+    if config["derive"] in ("shape", "all") or any(
         word.startswith(("--epsilon.", "--config")) for word in more
     ):
         return []
+    if config["derive"] == "online":
+        kind = ["--epsilon.kind", "repeat", "--epsilon.clock", "policy"]
+        return [*kind, "--epsilon.steps", str(EXPLORING_UPDATES)]
     steps = max(1, config["updates"] // 2)
     return ["--epsilon.kind", "greedy", "--epsilon.clock", "policy", "--epsilon.steps", str(steps)]
 
@@ -126,7 +139,7 @@ def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
     """`stepwell evaluate`, which scores about a dozen versions while the run goes on. Where the
     number of updates is derived, so are the versions: five."""
     words = ["evaluate", *_environment(plan), "--policy", plan.run, "--follow"]
-    every = config["updates"] // EVALUATIONS if config["derive"] == "off" else 0
+    every = config["updates"] // EVALUATIONS if config["derive"] in ("off", "online") else 0
     words += ["--every", str(every)]
     words += ["--episodes", str(plan.episodes), "--seeds", str(FIRST_EVALUATION_SEED)]
     words += ["--nice", str(NICE["evaluate"])]
