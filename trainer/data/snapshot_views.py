@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -63,6 +64,10 @@ def in_background(task: Callable[[], Any]) -> Future[Any]:
     return future
 
 
+SAY_EVERY = 2.0
+"""Seconds between two lines about columns that are loaded: short loading says nothing."""
+
+
 class SnapshotViews:
     """The snapshots in use, their columns on this node, and the leases that keep them."""
 
@@ -93,6 +98,8 @@ class SnapshotViews:
         self._task: Future[Any] | None = None
         self._failure = ""
         self._fetched: Manifest | None = None
+        self._said_at = 0.0
+        """When the progress of loading was said last, or loading began."""
         self._forgotten = 0
         """Number of views in the history that no checkpoint needs any more."""
         self.leases = LeaseKeeper(client, holder) if world.is_main else None
@@ -220,6 +227,7 @@ class SnapshotViews:
             manifest = load_manifest(self.client, snapshot, self.folder, since=before)
             self._fetched = manifest
             rest = manifest.without(left_out)
+            self._said_at = time.monotonic()
             unreadable = self.cache.ensure(rest, self._fields(manifest), self._progress)
         except StepwellError as error:
             raise DataError(
@@ -312,7 +320,8 @@ class SnapshotViews:
         return fields_of(manifest.spec, self.config.data)
 
     def _progress(self, done: int, total: int) -> None:
-        if done == total or done % max(1, total // 10) == 0:
+        if time.monotonic() - self._said_at >= SAY_EVERY:
+            self._said_at = time.monotonic()
             self._echo(f"columns of {done} of {pluralize(total, 'shard')} are on this node")
 
     # --- for others -----------------------------------------------------------------------------
