@@ -69,33 +69,37 @@ def evaluate_versions(
                     }
                 unseen = [v for v in chosen if v not in pending and v not in shown]
                 if pending:
-                    _, notes = run_evaluation(_one(config, run, pending[0]), console, quiet=quiet)
-                    if undelivered := notes.get("undelivered"):
-                        raise Undelivered(undelivered)
-                    if said := notes.get("broken"):
-                        broken = True
-                        console.print(f"{run}/{pending[0]}: {said}", highlight=False, markup=False)
+                    broken |= _play(_one(config, run, pending[0]), console, quiet)
                 elif unseen and config.videos:
                     version = unseen[0]
                     record_videos(_one(config, run, version), scores[version], console)
                 elif not training:
-                    if len(scores) <= FINALISTS:
-                        break
-                    again = _scores(client, other, run, finalists := _ranked(scores)[:FINALISTS])
-                    if len(again) == FINALISTS:
-                        break
-                    version = next(v for v in finalists if v not in again)
-                    run_evaluation(_one(other, run, version), console, quiet=quiet)
+                    finalists = _ranked(scores)[:FINALISTS] if len(scores) > FINALISTS else []
+                    again = _scores(client, other, run, finalists) if finalists else {}
+                    if missing := [version for version in finalists if version not in again]:
+                        broken |= _play(_one(other, run, missing[0]), console, quiet)
+                        continue
+                    if scores:
+                        client.set_alias(run, BEST, best := _ranked(again or scores)[0])
+                    break
                 else:
                     time.sleep(POLL)
             except (Busy, ServiceUnreachable):
                 if not config.follow:
                     raise
                 time.sleep(POLL)
-        if scores:
-            client.set_alias(run, BEST, best := _ranked(again or scores)[0])
     scores |= again
     return [scores[version] for version in sorted(scores)], best, broken
+
+
+def _play(config: EvaluateConfig, console: Console, quiet: bool) -> bool:
+    """Score one version. Returns whether episodes broke and were played again."""
+    _, notes = run_evaluation(config, console, quiet=quiet)
+    if undelivered := notes.get("undelivered"):
+        raise Undelivered(undelivered)
+    if said := notes.get("broken"):
+        console.print(f"{config.policy}: {said}", highlight=False, markup=False)
+    return bool(said)
 
 
 def _ranked(scores: dict[int, Evaluation]) -> list[int]:

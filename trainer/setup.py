@@ -256,7 +256,7 @@ class Setup:
     def _all_alike(self, steps: int) -> bool:
         """Whether nearly all episodes have the same return, so that nothing can be learned yet."""
         dataset = self.config.dataset
-        alike = self.client.sql(ALIKE, [dataset]).one()
+        alike = self.client.sql(ALIKE, [dataset], timeout=60.0).one()
         if alike and not self._said_alike:
             self.show(
                 f"waiting for an episode that differs: after {pluralize(steps, 'random step')} all "

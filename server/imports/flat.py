@@ -70,7 +70,7 @@ from server.imports.raw_file import (
 )
 from server.imports.spec import MAX_DISCRETE, fit_to
 from stepwell._wording import pluralize
-from stepwell.spaces import DTYPES, MAX_NAMES, Discrete, EnvSpec, Space
+from stepwell.spaces import DTYPES, MAX_NAMES, Discrete, EnvSpec, Space, all_finite
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec allows (stepwell/spaces.py)."""
@@ -246,10 +246,13 @@ class FlatEpisodes(Episodes):
         if what == "observations" and self._arrays["next"]:
             held.append(self._arrays["next"])
         try:
-            for arrays in held:
-                arrays[key] = fit_to(space, role, leaf.path, arrays[key])
+            fitted = [fit_to(space, role, leaf.path, arrays[key]) for arrays in held]
         except ImportRefused:
             return False
+        if any(array.dtype.kind == "f" and not all_finite(array) for array in fitted):
+            return False  # too large for the type, or not finite in the file: said of its episode
+        for arrays, array in zip(held, fitted, strict=True):
+            arrays[key] = array
         return True
 
     def every(self, leaf: Leaf) -> Iterator[Array]:

@@ -92,6 +92,16 @@ def test_the_recipe_as_it_is_where_it_does_not() -> None:
         assert found["agent.trajectory_encoder.kind"].value == "transformer"
 
 
+def test_the_memory_that_is_asked_for_wins() -> None:
+    """Whatever was measured."""
+    seen = replace(made(), history_gain=0.0)
+    for memory, kind in (("gru", "gru"), ("transformer", "transformer"), ("none", "feed_forward")):
+        config = recipe("online").replace(memory=memory)
+        for profile in (seen, replace(seen, history_gain=0.5)):
+            found = {one.key: one.value for one in derive_settings(profile, config)}
+            assert found["agent.trajectory_encoder.kind"] == kind
+
+
 def test_rare_rewards_and_ends_need_returns_of_many_steps() -> None:
     """As in Acrobot and MountainCar: -1 in each step, and hardly an end."""
     often = replace(made(), informative=0.5)

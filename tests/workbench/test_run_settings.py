@@ -1,13 +1,15 @@
 """The words and files of `stepwell run`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepwell import Client
 from stepwell.errors import InvalidData
 from workbench.run import command_line
-from workbench.run.main import _remember
+from workbench.run.main import _remember, _require_data
 from workbench.run.parts import Plan, collect_words, growing_data
 
 
@@ -105,6 +107,20 @@ def test_settings_are_derived_from_the_whole_warm_up() -> None:
     assert size_in(words("all", 700)) == "700"
     assert size_in(words("all", 700, min_size=50)) == "50"
     assert "--data.ratio.min-size" not in words("off", 700)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "refused"), [(0, True), (4999, True), (5000, False), (None, False)]
+)
+def test_fewer_random_steps_than_the_trainer_waits_for_are_refused(
+    client: Client, name: str, tmp_path: Path, warm_up: int | None, refused: bool
+) -> None:
+    """Else collectors would wait for a policy, and the trainer for their steps."""
+    parts: dict[str, list[str]] = {"train": []}
+    plan = Plan("A-v0", [], "online", name, name, tmp_path, 0, 1, 1, True, True, 1, [], warm_up,
+                [], parts)  # fmt: skip
+    with pytest.raises(InvalidData, match="warm-up-steps") if refused else nullcontext():
+        _require_data(plan, client, 5000)
 
 
 def test_collectors_explore_at_first(tmp_path: Path) -> None:

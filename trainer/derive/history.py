@@ -33,6 +33,10 @@ FEWEST = 300
 CLEARLY = 1 / 3
 """History must leave at most this share of what is unexplained without it: an earlier observation
 also helps a little where a network has not learned all that this one shows."""
+STEPS = 3_000
+"""Steps that are read."""
+WIDEST = 200
+"""Observations of more numbers, such as images, are not compared."""
 MUCH_BETTER = 0.2
 """Share of the variance of a number that history explains in addition, at least."""
 
@@ -120,11 +124,6 @@ def _explained(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, seed: int) 
 
 # --- the episodes of a dataset --------------------------------------------------------------------
 
-STEPS = 3_000
-"""Steps that are read."""
-WIDEST = 200
-"""Observations of more numbers, such as images, are not compared."""
-
 
 def read_gain_of_history(client: Client, config: TrainConfig, spaces: Spaces) -> float | None:
     """`gain_of_history` of the episodes that a config selects; None for observations that are not
@@ -133,11 +132,12 @@ def read_gain_of_history(client: Client, config: TrainConfig, spaces: Spaces) ->
     if sum(s.features for s in seen.values()) > WIDEST or any(s.vocabulary for s in seen.values()):
         return None
     rows = client.sql(
-        f"select id, length from trajectories where {sql_condition(config)} and state = 'sealed' "
-        "order by hash(id), id limit 1000"
+        f"select id from trajectories where {sql_condition(config)} and state = 'sealed' "
+        "order by hash(id), id limit 1000",
+        timeout=60.0,
     ).rows
     episodes: list[Episode] = []
-    for trajectory_id, _ in rows:
+    for (trajectory_id,) in rows:
         found = client.steps(trajectory_id)
         if found.final_obs_valid:
             columns = [_columns(found.obs[k], s.n, s.starts) for k, s in seen.items()]

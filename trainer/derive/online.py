@@ -24,17 +24,18 @@ SOON, LATE = 3, 15
 """Steps of the returns where values are known soon, and where rewards are rare."""
 UPDATES = 20_000
 RATIO = 0.25
-"""Updates per step: networks without memory make about this many while a cheap environment makes
-a step."""
+"""Updates per step. On two cores the trainer of a cheap environment made 41 to 58 updates a second,
+and its collector waited."""
 MEMORY = "agent.trajectory_encoder."
 
 
 def online_settings(
-    profile: DatasetProfile, remembers: bool, basis: Callable[[Derived], Any]
+    profile: DatasetProfile, memory: str, remembers: bool, basis: Callable[[Derived], Any]
 ) -> list[Derived]:
-    """The settings for the first data of a run: the recipe's own where a memory is needed."""
+    """The settings for the first data of a run: the recipe's own where a memory is needed. `memory`
+    is the setting of that name."""
     if remembers:
-        return [_memory(profile)]
+        return [_memory(profile, memory)]
     n_step = _n_step(profile)
     window = _window(basis(n_step))
     reason = (
@@ -50,8 +51,10 @@ def needs_history(p: DatasetProfile) -> bool:
     return p.history_gain is not None and p.history_gain >= MUCH_BETTER
 
 
-def _memory(p: DatasetProfile) -> Derived:
-    why = "a memory was asked for"
+def _memory(p: DatasetProfile, memory: str) -> Derived:
+    if memory != "auto":
+        return Derived(f"{MEMORY}kind", memory, f"memory = {memory}")
+    why = "the kind of memory was set"
     if p.partially_observable:
         why = f"the dataset has the tag {PARTIALLY_OBSERVABLE}"
     elif needs_history(p):
@@ -98,7 +101,7 @@ def _window(n_step: int) -> Derived:
 
 
 def _pace() -> list[Derived]:
-    why = "updates without memory take a few milliseconds"
+    why = "updates without memory take less than half of the time"
     return [
         Derived("updates", UPDATES, why),
         Derived("data.ratio.updates_per_step", RATIO, why),

@@ -104,7 +104,7 @@ def derive_settings(
             )
         remembers = kind not in WITHOUT_MEMORY
     if config.derive == "online":
-        return online_settings(profile, remembers, basis)
+        return online_settings(profile, memory, remembers, basis)
     conditioned = config.agent.return_conditioning is not None
     discount, random = _gamma(profile), _is_random(profile, remembers)
     n_step = _n_step(profile, random)

@@ -122,19 +122,19 @@ def _require_data(plan: Plan, client: Client, needed: int) -> None:
     """Raise `InvalidData` if settings must be derived from data that nobody will collect; `needed`
     are the steps for it."""
     selects_itself = not selected_data(plan.dataset, plan.more["train"])
-    if not plan.train or plan.warm_up_steps != 0 or selects_itself:
+    if not plan.train or plan.warm_up_steps is None or selects_itself:
         return
     try:
         found = client.dataset(plan.dataset)
         steps = found.fifo.steps + found.protected.steps
     except NotFound:
         steps = 0
-    if steps < needed:
+    if steps + plan.warm_up_steps < needed:
         raise InvalidData(
             f"--warm-up-steps: recipe {plan.recipe} derives settings from data, so the first steps "
             "must be random, or in the dataset",
-            expected=f"at least 1, or {needed:,} steps in dataset {plan.dataset}",
-            got=f"0, and {pluralize(steps, 'step')}",
+            expected=f"at least {needed:,}, with those in dataset {plan.dataset}",
+            got=f"{plan.warm_up_steps:,}, and {pluralize(steps, 'step')}",
         )
 
 

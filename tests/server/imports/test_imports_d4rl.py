@@ -270,6 +270,16 @@ def test_choices_stored_as_floats_need_the_hint(read: Read) -> None:
         read(arrays, action="discrete:2")
 
 
+def test_a_number_too_large_for_its_type_is_said_of_its_episode(read: Read) -> None:
+    """1e39 is finite in the file, which does not contain an invalid number."""
+    arrays = table(6, terminals=[2, 5])
+    arrays["observations"] = arrays["observations"].astype(np.float64)
+    arrays["observations"][4, 0] = 1e39
+    with pytest.raises(ImportRefused, match="episode 1") as refused:
+        read(arrays)
+    assert "contains invalid numbers" not in str(refused.value)
+
+
 def test_bounds_of_actions(read: Read) -> None:
     """±1 where all lie within; else the largest magnitude of each dimension, rounded up."""
     arrays = table(10, terminals=[9])
