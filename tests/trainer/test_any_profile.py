@@ -119,8 +119,10 @@ def test_odd_datasets_of_a_service_can_be_looked_at_and_trained_on(
         if name in ("bandit", "constant"):  # nothing of the network is special
             continue
         words = ["offline", "--dataset", f"odd-{name}", "--run", f"odd-{name}", "--updates", "3"]
-        assert train([*words, "--device", "cpu", "--data.cache", str(tmp_path / "cache")]) == 0
-        assert "finished" in capsys.readouterr().out
+        code = train([*words, "--device", "cpu", "--data.cache", str(tmp_path / "cache")])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        assert "finished" in said.out
     with service.client() as client:
         client.create_dataset("odd-empty", make_spec())
     assert recommend(["odd-empty"]) == 2
