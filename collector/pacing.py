@@ -49,7 +49,7 @@ class Pacing:
         c, _ = slowest
         return (
             f"{c.name} has drawn {c.samples:,} samples of {c.inserted:,} steps, and keeps "
-            f"{c.ratio.samples_per_insert:g} per step"
+            f"{c.ratio.least:g} per step"
         )
 
     def close(self) -> None:

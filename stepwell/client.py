@@ -271,7 +271,8 @@ class Client(Transport):
         return self.items(Consumer, route("datasets", name, "consumers"))
 
     def set_ratio(self, name: str, consumer: str, **changes: float) -> Consumer:
-        """Change the ratio of a consumer while it runs: samples_per_insert, buffer, min_size."""
+        """Change the ratio of a consumer while it runs: samples_per_insert, buffer, min_size,
+        min_samples_per_insert; see `SampleRatio`."""
         body = request(messages.PatchConsumer, **changes)
         where = route("datasets", name, "consumers", consumer)
         return self.ask(Consumer, "PATCH", where, body=body)

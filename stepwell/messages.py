@@ -399,8 +399,9 @@ class SampleRatio(Request):
     """How many samples a consumer draws per inserted step (Reverb's SampleToInsertRatio).
 
     A sample is one window of a batch; an insert is one training step stored in the dataset. With
-    d = samples_per_insert * (inserts - min_size) - samples, the consumer may draw while
-    d >= -buffer and the dataset has min_size steps; collectors may begin episodes while d < buffer.
+    d(ratio) = ratio * (inserts - min_size) - samples, the consumer may draw while
+    d(samples_per_insert) >= -buffer and the dataset has min_size steps; collectors may begin
+    episodes while d(min_samples_per_insert) < buffer.
     """
 
     samples_per_insert: Annotated[float, Field(ge=1e-9, le=1e9)]
@@ -408,6 +409,24 @@ class SampleRatio(Request):
     """Samples by which either side may be ahead, at least max(1, samples_per_insert)."""
     min_size: Annotated[int, Field(ge=1, le=2**53)] = 1
     """Steps in the dataset before the first sample."""
+    min_samples_per_insert: Annotated[float, Field(ge=1e-9, le=1e9)] | None = None
+    """Collectors wait only below this ratio; null: below samples_per_insert. Between the two
+    nobody waits."""
+
+    @property
+    def least(self) -> float:
+        """Samples per inserted step below which collectors wait."""
+        low = self.min_samples_per_insert
+        return self.samples_per_insert if low is None else low
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.least > self.samples_per_insert:
+            raise ValueError(
+                f"min_samples_per_insert: expected at most samples_per_insert = "
+                f"{self.samples_per_insert:g}, got {self.least:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _buffer_suffices(self) -> Self:
@@ -436,6 +455,7 @@ class PatchConsumer(Request):
     samples_per_insert: Finite | None = None
     buffer: Finite | None = None
     min_size: Int64 | None = None
+    min_samples_per_insert: Finite | None = None
 
 
 class Consumer(Response):

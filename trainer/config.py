@@ -57,6 +57,9 @@ class RatioConfig(RunSettings):
     updates_per_step: float | None = Field(None, ge=1e-9, le=1e6)
     """Instead of samples_per_insert: updates per collected step; 0.25 makes one update for every
     four steps."""
+    min_updates_per_step: float | None = Field(None, ge=1e-9, le=1e6)
+    """Collectors wait only below this many updates per collected step; none: below
+    updates_per_step. Between the two nobody waits: the slower side decides the ratio."""
     buffer: float | None = Field(None, gt=0, le=1e15)
     """Windows by which the trainer or the collectors may be ahead; at least samples_per_insert, 1
     and data.batch. Default: those of 1,000 steps or two batches, whichever is more."""
@@ -67,6 +70,12 @@ class RatioConfig(RunSettings):
     def _one_ratio(self) -> Self:
         if self.updates_per_step is not None and self.samples_per_insert != 1.0:
             raise ValueError("updates_per_step: set this or samples_per_insert, not both")
+        low = self.min_updates_per_step
+        if low is not None and (self.updates_per_step is None or low > self.updates_per_step):
+            raise ValueError(
+                "min_updates_per_step: expected updates_per_step, and at most that, got "
+                f"{low:g} with updates_per_step {self.updates_per_step}"
+            )
         return self
 
     def per_insert(self, batch: int) -> float:

@@ -26,7 +26,13 @@ def sample_ratio(config: TrainConfig) -> SampleRatio:
     assert ratio is not None
     per_insert = ratio.per_insert(config.data.batch)
     buffer = ratio.buffer or max(1.0, 1000 * per_insert, 2.0 * config.data.batch)
-    return SampleRatio(samples_per_insert=per_insert, buffer=buffer, min_size=ratio.min_size)
+    low = ratio.min_updates_per_step
+    return SampleRatio(
+        samples_per_insert=per_insert,
+        buffer=buffer,
+        min_size=ratio.min_size,
+        min_samples_per_insert=None if low is None else low * config.data.batch,
+    )
 
 
 class RateLimiter:

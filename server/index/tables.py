@@ -117,6 +117,8 @@ consumers = Table(
     Column("min_size", BigInteger, nullable=False),
     Column("samples", BigInteger, nullable=False),  # drawn so far
     Column("base", Float, nullable=False),  # inserted steps from which inserts are counted
+    Column("min_samples_per_insert", Float),  # below which collectors wait, if it is another ratio
+    Column("min_base", Float),  # its base
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("updated_uptime", Float, nullable=False),

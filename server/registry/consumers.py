@@ -100,8 +100,12 @@ def _note_ratio(c: Connection, who: str, dataset: str, consumer: str, ratio: Sam
 def _begin(c: Connection, dataset_pk: int, ratio: SampleRatio, samples: int) -> dict[str, Any]:
     """The columns of a ratio that holds from now on, with neither side ahead."""
     inserted = _inserted(c, dataset_pk)
-    base = inserted - min(inserted, ratio.min_size) - samples / ratio.samples_per_insert
-    return {**ratio.model_dump(), "base": base}
+    begun = inserted - min(inserted, ratio.min_size)
+    return {
+        **ratio.model_dump(),
+        "base": begun - samples / ratio.samples_per_insert,
+        "min_base": begun - samples / ratio.least,
+    }
 
 
 def _inserted(c: Connection, dataset_pk: int) -> int:
@@ -119,11 +123,12 @@ def _ratio(row: RowMapping) -> SampleRatio:
 
 def limits(row: dict[str, Any], samples: int, inserted: int) -> tuple[int, int]:
     """`samples_until` and `inserts_until` of a consumer that has drawn `samples`."""
-    per_insert, min_size = row["samples_per_insert"], row["min_size"]
-    least = row["base"] + min_size
-    full = inserted >= min_size
-    samples_until = math.floor((inserted - least) * per_insert + row["buffer"]) if full else 0
-    inserts_until = math.ceil(least + (samples + row["buffer"]) / per_insert)
+    per_insert, min_size, buffer = row["samples_per_insert"], row["min_size"], row["buffer"]
+    begun, full = row["base"] + min_size, inserted >= min_size
+    samples_until = math.floor((inserted - begun) * per_insert + buffer) if full else 0
+    if (low := row["min_samples_per_insert"]) is not None:
+        begun, per_insert = row["min_base"] + min_size, low
+    inserts_until = math.ceil(begun + (samples + buffer) / per_insert)
     # Integers that every JSON parser represents exactly.
     return min(max(0, samples_until), 2**53), min(max(min_size, inserts_until), 2**53)
 

@@ -98,6 +98,7 @@ BASES: list[dict[str, Any]] = [
         "data.refresh_every": 5,
         "data.ratio": True,
         "data.ratio.updates_per_step": 0.1,
+        "data.ratio.min_updates_per_step": 0.05,
         "data.ratio.buffer": 500.0,
     },
     TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},

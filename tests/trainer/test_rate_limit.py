@@ -30,17 +30,21 @@ def config(batch: int = 8, **ratio: Any) -> TrainConfig:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"updates_per_step": 0.5}, (4.0, 4000.0, 1000)),
-        ({"updates_per_step": 0.001}, (0.008, 16.0, 1000)),
-        ({"samples_per_insert": 0.5, "buffer": 9.0, "min_size": 3}, (0.5, 9.0, 3)),
+        ({"updates_per_step": 0.5}, (4.0, 4000.0, 1000, None)),
+        ({"updates_per_step": 0.001}, (0.008, 16.0, 1000, None)),
+        ({"updates_per_step": 0.5, "min_updates_per_step": 0.25}, (4.0, 4000.0, 1000, 2.0)),
+        ({"samples_per_insert": 0.5, "buffer": 9.0, "min_size": 3}, (0.5, 9.0, 3, None)),
     ],
 )
 def test_updates_per_step_are_windows_per_step(
-    given: dict[str, float], expected: tuple[float, float, int]
+    given: dict[str, float], expected: tuple[float, float, int, float | None]
 ) -> None:
-    per_insert, buffer, min_size = expected
+    per_insert, buffer, min_size, least = expected
     assert sample_ratio(config(**given)) == SampleRatio(
-        samples_per_insert=per_insert, buffer=buffer, min_size=min_size
+        samples_per_insert=per_insert,
+        buffer=buffer,
+        min_size=min_size,
+        min_samples_per_insert=least,
     )
 
 
@@ -53,6 +57,8 @@ def test_updates_per_step_are_windows_per_step(
             r"ratio\.buffer: expected at least .* = 30, got 29",
         ),
         (lambda: config(updates_per_step=1.0, samples_per_insert=2.0), "not both"),
+        (lambda: config(updates_per_step=0.1, min_updates_per_step=0.2), "at most that, got 0.2"),
+        (lambda: config(min_updates_per_step=0.2), "expected updates_per_step"),
         (lambda: DataConfig(ratio=RatioConfig()), r"ratio: needs .* data\.refresh_every"),
         (
             lambda: TrainConfig(

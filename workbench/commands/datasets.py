@@ -64,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     ratio.add_argument("--samples-per-insert", type=float, metavar="X", help="windows per step")
     ratio.add_argument("--updates-per-step", type=float, metavar="X",
         help="instead: updates per collected step, with the batch of the run")  # fmt: skip
+    ratio.add_argument("--min-samples-per-insert", type=float, metavar="X",
+        help="collectors wait only below this ratio; without it, for a run that has one, a new "
+        "ratio replaces both")  # fmt: skip
     ratio.add_argument("--buffer", type=float, metavar="N", help="windows; at least max(1, X)")
     ratio.add_argument("--min-size", type=int, metavar="N", help="steps before the first window")
     for sub in (create, limit):
@@ -125,7 +128,7 @@ def set_capacity(client: Client, args: argparse.Namespace) -> terminal.Answer:
 
 
 def ratios(client: Client, args: argparse.Namespace) -> terminal.Answer:
-    names = ("samples_per_insert", "buffer", "min_size")
+    names = ("samples_per_insert", "min_samples_per_insert", "buffer", "min_size")
     changes = {name: value for name in names if (value := getattr(args, name)) is not None}
     if (changes or args.updates_per_step is not None) and not args.run:
         raise InvalidData(f"whose ratio? give the run: stepwell datasets ratio {args.name} RUN …")
@@ -133,9 +136,12 @@ def ratios(client: Client, args: argparse.Namespace) -> terminal.Answer:
         if args.samples_per_insert is not None:
             raise InvalidData("--updates-per-step: set this or --samples-per-insert, not both")
         changes["samples_per_insert"] = args.updates_per_step * _batch(client, args.run)
-    if changes:
+    found = _consumers(client, args)
+    if changes and found:
+        if (ratio := changes.get("samples_per_insert")) and found[0].ratio.min_samples_per_insert:
+            changes.setdefault("min_samples_per_insert", ratio)  # this ratio, and no range
         client.set_ratio(args.name, args.run, **changes)
-    found = [c for c in client.consumers(args.name) if args.run in (None, c.name)]
+        found = _consumers(client, args)
     if args.run and not found:
         raise InvalidData(
             f"run {args.run} keeps no ratio with {args.name}; a trainer does with "
@@ -145,13 +151,22 @@ def ratios(client: Client, args: argparse.Namespace) -> terminal.Answer:
         ["run", "samples per insert", "buffer", "min size", "samples", "inserted", "waits"],
         [
             (
-                *(c.name, c.ratio.samples_per_insert, c.ratio.buffer, c.ratio.min_size),
+                *(c.name, _range(c), c.ratio.buffer, c.ratio.min_size),
                 *(c.samples, c.inserted, _who_waits(c)),
             )
             for c in found
         ],
         empty="no trainer keeps a ratio with this dataset",
     )
+
+
+def _consumers(client: Client, args: argparse.Namespace) -> list[Consumer]:
+    return [c for c in client.consumers(args.name) if args.run in (None, c.name)]
+
+
+def _range(consumer: Consumer) -> str:
+    low, high = consumer.ratio.least, consumer.ratio.samples_per_insert
+    return f"{high:g}" if low == high else f"{low:g} … {high:g}"
 
 
 def _batch(client: Client, run: str) -> int:

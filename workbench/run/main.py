@@ -18,8 +18,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -53,17 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False)
     folder: Path = args.data.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    base = read_train_config([args.recipe])["config"]
-    growing = growing_data(
-        base,
-        collectors=args.collectors,
-        updates_per_step=args.updates_per_step,
-        warm_up_steps=args.warm_up_steps,
-        min_size=args.min_size,
-    )
-    words = [args.recipe, "--run", args.run, *growing]
-    words += selected_data(args.dataset or args.run, sections["train"])
-    config = read_train_config([*words, *sections["train"]])["config"]
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
@@ -81,7 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     supervisor = Supervisor(say, check, lambda: _answers(args.url, args.token))
     with stop_signals(stop, again=supervisor.kill), ExitStack() as locks:
         try:
-            own = _service(args, folder, supervisor, locks)
+            own, fresh = _start_service(args, folder, supervisor, locks)
+            growing, config = _settings(args, sections)  # takes seconds, as the service does
+            if not fresh:
+                _wait_for_service(args, supervisor)
             variables = {
                 "STEPWELL_URL": args.url,
                 "STEPWELL_OUTBOX": os.environ.get("STEPWELL_OUTBOX") or str(folder / "outbox"),
@@ -90,15 +83,17 @@ def main(argv: list[str] | None = None) -> int:
             if args.token:
                 variables["STEPWELL_TOKEN"] = args.token
             with Client(args.url, args.token, timeout=5.0, retry_for=0.0) as client:
-                plan = _plan(args, client, folder, growing, sections)
+                plan = _plan(args, None if fresh else client, folder, growing, sections)
                 if config["derive"] != "off":
-                    _require_data(plan, client, default_warm_up(config))
+                    _require_data(plan, None if fresh else client, default_warm_up(config))
                 processes = Processes(folder / "logs" / plan.run, variables)
                 _lock(processes.folder, f"run {plan.run} is run", "--run", locks)
                 _remember(plan, processes.folder / "task.json")
                 for part in parts(plan, config, processes):
                     check()
                     supervisor.add(part)
+                if fresh:  # the parts were started beside it, as they take as long
+                    _wait_for_service(args, supervisor)
                 _watch(plan, client, supervisor, console)
                 patient = client.with_options(retry_for=REPORT_SECONDS)
                 status = _report(patient, plan, console, own)
@@ -118,17 +113,33 @@ def _stop(supervisor: Supervisor) -> None:
     supervisor.stop([SERVICE])
 
 
-def _require_data(plan: Plan, client: Client, needed: int) -> None:
+def _settings(
+    args: argparse.Namespace, sections: Mapping[str, list[str]]
+) -> tuple[list[str], dict[str, Any]]:
+    """What the trainer needs for growing data, and its config. Raises `InvalidData`."""
+    growing = growing_data(
+        read_train_config([args.recipe])["config"],
+        collectors=args.collectors,
+        updates_per_step=args.updates_per_step,
+        warm_up_steps=args.warm_up_steps,
+        min_size=args.min_size,
+    )
+    words = [args.recipe, "--run", args.run, *growing]
+    words += selected_data(args.dataset or args.run, sections["train"])
+    return growing, read_train_config([*words, *sections["train"]])["config"]
+
+
+def _require_data(plan: Plan, client: Client | None, needed: int) -> None:
     """Raise `InvalidData` if settings must be derived from data that nobody will collect; `needed`
-    are the steps for it."""
+    are the steps for it. `client`: None for a service that has no data yet."""
     selects_itself = not selected_data(plan.dataset, plan.more["train"])
     if not plan.train or plan.warm_up_steps is None or selects_itself:
         return
-    try:
-        found = client.dataset(plan.dataset)
-        steps = found.fifo.steps + found.protected.steps
-    except NotFound:
-        steps = 0
+    steps = 0
+    if client is not None:
+        with suppress(NotFound):
+            found = client.dataset(plan.dataset)
+            steps = found.fifo.steps + found.protected.steps
     if steps + plan.warm_up_steps < needed:
         raise InvalidData(
             f"--warm-up-steps: recipe {plan.recipe} derives settings from data, so the first steps "
@@ -157,12 +168,12 @@ def _remember(plan: Plan, path: Path) -> None:
 
 def _plan(
     args: argparse.Namespace,
-    client: Client,
+    client: Client | None,
     folder: Path,
     growing: list[str],
     sections: Mapping[str, list[str]],
 ) -> Plan:
-    run = _free_name(client, args.run) if args.train else args.run
+    run = _free_name(client, args.run) if args.train and client is not None else args.run
     return Plan(
         env=args.env,
         env_args=args.env_args,
@@ -231,32 +242,37 @@ def _lock(folder: Path, what: str, option: str, locks: ExitStack) -> None:
     locks.enter_context(take_lock(folder / "run.lock", refusal))
 
 
-def _service(
+def _start_service(
     args: argparse.Namespace, folder: Path, supervisor: Supervisor, locks: ExitStack
-) -> bool:
+) -> tuple[bool, bool]:
     """Set args.url to the address of the service; start it, unless one is named. Returns whether it
-    was started."""
+    was started, and whether it begins without data. It does not answer yet."""
     if given := args.url or os.environ.get("STEPWELL_URL"):
         if not _answers(given, args.token):
             raise ServiceUnreachable(f"no service answers at {given}; start one: stepwell serve")
         args.url = given
         supervisor.say(f"service {given} (it was running)")
-        return False
+        return False, False
     _lock(folder, f"{folder} is used", "--data (or the service of that one: --url)", locks)
     try:
         port = free_port(args.port)
     except InvalidData:
         port = free_port()
     args.url, data = f"http://127.0.0.1:{port}", folder / "data"
+    fresh = not data.exists()
     processes = Processes(folder / "logs", {PARENT: str(os.getpid())})
     words = ["serve", "--data", str(data), "--port", str(port)]
     supervisor.add(Part(SERVICE, words, processes))
+    supervisor.say(f"service {args.url} (its data: {data})")
+    return True, fresh
+
+
+def _wait_for_service(args: argparse.Namespace, supervisor: Supervisor) -> None:
+    """Wait until it answers. Raises `PartFailed` if it cannot be started."""
     while not _answers(args.url, args.token):
         supervisor.check()
         supervisor.tick()
         time.sleep(0.1)
-    supervisor.say(f"service {args.url} (its data: {data})")
-    return True
 
 
 def _answers(url: str, token: str | None) -> bool:

@@ -3,7 +3,6 @@ gone nobody waits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,12 @@ from server.registry import consumers
 from stepwell.testing import make_trajectory
 from tests.server.core.conftest import SPEC, Live
 
-RATIO = {"samples_per_insert": 0.5, "buffer": 20.0, "min_size": 100}
+RATIO = {
+    "samples_per_insert": 0.5,
+    "buffer": 20.0,
+    "min_size": 100,
+    "min_samples_per_insert": None,
+}
 
 
 def put(live: Live, samples: int, ratio: dict[str, float] | None = None, name: str = "r") -> Any:
@@ -85,11 +89,24 @@ def test_a_ratio_changed_on_the_way_holds_from_there_on(live: Live) -> None:
     put(live, 15)
     path = "/v1/datasets/d/consumers/r"
     answer = live.http.patch(path, json={"samples_per_insert": 2.0, "buffer": 8}).json()
-    assert answer["ratio"] == {"samples_per_insert": 2.0, "buffer": 8.0, "min_size": 100}
+    assert answer["ratio"] == {**RATIO, "samples_per_insert": 2.0, "buffer": 8.0}
     assert until(answer) == (23, 304)
     assert until(put(live, 15)) == (23, 304), "it stays"
     assert until(put(live, 15, answer["ratio"])) == (23, 304), "the same again changes nothing"
     assert until(live.http.patch(path, json={"min_size": 400}).json()) == (0, 404)
+
+
+def test_between_two_ratios_nobody_waits(live: Live) -> None:
+    """Collectors go on until the lower one; from a change on, both count anew."""
+    live.create()
+    put(live, 0, RATIO | {"min_samples_per_insert": 0.1})
+    insert(live, 250)
+    assert until(put(live, 0)) == (95, 300), "0.5 x 150 + 20; 100 + 20 / 0.1"
+    answer = put(live, 30)
+    assert until(answer) == (95, 600) and answer["may_sample"] and answer["may_insert"]
+    path = "/v1/datasets/d/consumers/r"
+    answer = live.http.patch(path, json={"min_samples_per_insert": 0.2}).json()
+    assert until(answer) == (50, 350), "neither side is ahead: 30 + 20; 250 + 20 / 0.2"
 
 
 def test_extreme_ratios_have_answers(live: Live) -> None:
@@ -106,6 +123,7 @@ def test_extreme_ratios_have_answers(live: Live) -> None:
     [
         ({"buffer": 0.5}, "buffer: expected at least max(1, samples_per_insert) = 1, got 0.5"),
         ({"samples_per_insert": 30.0}, "max(1, samples_per_insert) = 30, got 20"),
+        ({"min_samples_per_insert": 0.6}, "at most samples_per_insert = 0.5, got 0.6"),
         ({"samples_per_insert": 0.0}, "greater than or equal to 0.000000001"),
         ({"samples_per_insert": 2e-310}, "greater than or equal to 0.000000001"),
         ({"min_size": 0}, "greater than or equal to 1"),
@@ -173,28 +191,38 @@ def test_a_restart_forgets_neither_ratio_nor_inserts(start: Callable[..., Live])
     per_insert=st.floats(0.01, 50),
     batch=st.integers(1, 64),
     spare=st.floats(1, 4),
+    share=st.none() | st.floats(0.01, 1),
     min_size=st.integers(1, 300),
     before=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=8),
 )
 def test_both_sides_never_wait_for_each_other(
-    per_insert: float, batch: int, spare: float, min_size: int, before: int, lengths: list[int]
+    per_insert: float,
+    batch: int,
+    spare: float,
+    share: float | None,
+    min_size: int,
+    before: int,
+    lengths: list[int],
 ) -> None:
     """A trainer of whole batches and collectors of whole episodes, as greedy as they may be: one of
-    them can always go on, and the ratio is kept to the buffer and what is done at once."""
+    them can always go on, and the ratio, or that of collectors, is kept to the buffer and what is
+    done at once."""
     buffer = max(1.0, per_insert, batch) * spare
-    row = {"samples_per_insert": per_insert, "buffer": buffer, "min_size": min_size}
+    least = per_insert * (share or 1.0)
     samples, inserted = 0, before
     base = inserted - min(inserted, min_size)
+    row = {"samples_per_insert": per_insert, "buffer": buffer, "min_size": min_size, "base": base}
+    row |= {"min_samples_per_insert": share and least, "min_base": base}
     for turn in range(60):
-        found = consumers.limits({**row, "base": base}, samples, inserted)
+        found = consumers.limits(row, samples, inserted)
         may_draw, may_begin = samples + batch <= found[0], inserted < found[1]
         assert may_draw or may_begin
-        ahead = per_insert * (inserted - base - min_size) - samples
-        most = buffer + per_insert * (max(lengths) + 1)
-        assert -buffer - 1 <= ahead <= most or inserted < min_size
+        steps = inserted - base - min_size
+        most = buffer + least * (max(lengths) + 1)
+        assert -buffer - 1 <= per_insert * steps - samples or inserted < min_size
+        assert least * steps - samples <= most or inserted < min_size
         if may_draw and (turn % 3 or not may_begin):
             samples += batch
         elif may_begin:
             inserted += lengths[turn % len(lengths)]
-    assert math.isfinite(ahead)
