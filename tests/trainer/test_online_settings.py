@@ -78,8 +78,16 @@ def test_too_few_episodes_tell_nothing() -> None:
 
 def test_a_network_without_memory_where_one_observation_shows_the_state() -> None:
     found = settings(replace(made(), history_gain=0.0))
-    assert found["agent.trajectory_encoder.kind"].value == "feed_forward"
+    assert found["agent.trajectory_encoder.kind"].value == "identity"
     assert found["data.batch"].value * found["data.window"].value == pytest.approx(512, rel=0.1)
+
+
+def test_collectors_of_cheap_steps_go_on_unless_the_user_sets_a_ratio() -> None:
+    lowest, ratio = "data.ratio.min_updates_per_step", "data.ratio.updates_per_step"
+    seen = replace(made(), history_gain=0.0)
+    free = settings(seen)
+    assert 0 < free[lowest].value < free[ratio].value
+    assert lowest not in settings(seen, **{ratio: 0.25}), "whose value stays"
 
 
 def test_the_recipe_as_it_is_where_it_does_not() -> None:
@@ -95,7 +103,7 @@ def test_the_recipe_as_it_is_where_it_does_not() -> None:
 def test_the_memory_that_is_asked_for_wins() -> None:
     """Whatever was measured."""
     seen = replace(made(), history_gain=0.0)
-    for memory, kind in (("gru", "gru"), ("transformer", "transformer"), ("none", "feed_forward")):
+    for memory, kind in (("gru", "gru"), ("transformer", "transformer"), ("none", "identity")):
         config = recipe("online").replace(memory=memory)
         for profile in (seen, replace(seen, history_gain=0.5)):
             found = {one.key: one.value for one in derive_settings(profile, config)}

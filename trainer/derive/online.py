@@ -8,6 +8,7 @@ times as fast. docs/reference/online.md explains the rules.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from stepwell.messages import PARTIALLY_OBSERVABLE
@@ -23,9 +24,10 @@ episode."""
 SOON, LATE = 3, 15
 """Steps of the returns where values are known soon, and where rewards are rare."""
 UPDATES = 20_000
-RATIO = 0.25
-"""Updates per step. On two cores the trainer of a cheap environment made 41 to 58 updates a second,
-and its collector waited."""
+RATIO, LEAST = 0.25, 0.02
+"""Updates per step: at most, where steps are expensive; and at least, below which collectors wait.
+With 0.25 on cheap environments policies stayed bad for long and swung from one version to the next;
+20 to 50 steps per update mended both (docs/reference/method.md)."""
 MEMORY = "agent.trajectory_encoder."
 
 
@@ -43,7 +45,7 @@ def online_settings(
         "many short windows"
     )
     batch = Derived("data.batch", max(1, TRANSITIONS // basis(window)), reason)
-    return [*_network(profile), n_step, window, batch, *_pace()]
+    return [*_network(profile), n_step, window, batch, *_pace(basis)]
 
 
 def needs_history(p: DatasetProfile) -> bool:
@@ -73,11 +75,10 @@ def _network(p: DatasetProfile) -> list[Derived]:
         why = f"the dataset has no tag {PARTIALLY_OBSERVABLE}, and a memory was not asked for"
     why += "; if one observation does not show the state, add --train.memory transformer"
     return [
-        Derived(f"{MEMORY}kind", "feed_forward", why),
+        Derived(f"{MEMORY}kind", "identity", why),
         Derived("agent.timestep_encoder.hide_previous", True, why),
         Derived("agent.timestep_encoder.d_hidden", 2 * width, features),
         Derived("agent.timestep_encoder.d_output", width, features),
-        Derived(f"{MEMORY}d_model", width, features),
     ]
 
 
@@ -100,11 +101,18 @@ def _window(n_step: int) -> Derived:
     return Derived("data.window", 2 * n_step + 2 if long else n_step + 5, why)
 
 
-def _pace() -> list[Derived]:
+def _pace(basis: Callable[[Derived], Any]) -> list[Derived]:
     why = "updates without memory take less than half of the time"
+    ratio = Derived("data.ratio.updates_per_step", RATIO, why)
+    free = (
+        "steps of most environments cost less than updates, and more of them make steady policies"
+    )
+    least = Derived("data.ratio.min_updates_per_step", LEAST, free)
     return [
         Derived("updates", UPDATES, why),
-        Derived("data.ratio.updates_per_step", RATIO, why),
+        ratio,
+        # Who sets a ratio gets that one.
+        *([least] if basis(replace(ratio, value=None)) is None else []),
         Derived("data.draw", "steps", "every step counts equally, however long its episode"),
         Derived("schedule.publish_every", 100, why),
         Derived("schedule.checkpoint_every", 2_000, why),
