@@ -24,7 +24,7 @@ from stepwell.errors import Busy, NotFound, ServiceUnreachable, Undelivered
 from stepwell.messages import Evaluation
 from stepwell.spaces import env_name
 
-POLL = 2.0
+POLL = 1.0
 """Seconds between two looks for a new version."""
 BEST = "best"
 """The alias that points to the best version."""

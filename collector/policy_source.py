@@ -23,6 +23,9 @@ from stepwell._background import BackgroundLoop
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 
+FIRST_EVERY = 0.2
+"""Seconds between two looks for the first policy, at most: nothing can be played before."""
+
 
 class PolicySource:
     """Holds the newest policy of `reference`.
@@ -108,7 +111,7 @@ class PolicySource:
                 self._waited_for = str(error)
             if deadline is not None and time.monotonic() > deadline:
                 return False
-            self._stop.wait(min(1.0, self._every))
+            self._stop.wait(min(FIRST_EVERY, self._every))
         return False
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ from trainer.config import TrainConfig
 from trainer.distributed import World
 
 log = logging.getLogger(__name__)
-POLL = 1.0
+POLL = 0.2
 """Seconds between two attempts."""
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -109,6 +110,8 @@ class Setup:
             SettingError: the folder cannot be used, or the run exists and may not be resumed.
         """
         torch.set_num_threads(config.threads)
+        # Optimisers load torch's compiler, which takes two seconds: meanwhile, data may arrive.
+        threading.Thread(target=import_module, args=("torch._dynamo",), daemon=True).start()
         self.config, self.client, self.info, self.closing = config, client, info, closing
         self.accelerator = make_accelerator(config)
         self.world = world = World(self.accelerator)

@@ -28,7 +28,7 @@ FITS = 600
 BATCH = 512
 HELD_OUT = 0.25
 """Share of the episodes on which predictions are compared."""
-FEWEST = 300
+FEWEST = 200
 """Steps on which predictions are compared, at least; fewer say nothing."""
 CLEARLY = 1 / 3
 """History must leave at most this share of what is unexplained without it: an earlier observation
@@ -56,7 +56,8 @@ class Episode:
 def gain_of_history(episodes: Sequence[Episode], seed: int = 0) -> float:
     """How much more of the variance of a reward, or of the change of an observed number, is
     explained with the steps before: 0 to 1, the largest over these numbers. 0 if the episodes are
-    too few to tell."""
+    too few to tell, or if so much is explained without history that less than MUCH_BETTER is left.
+    """
     order = np.random.default_rng(seed).permutation(len(episodes))
     held = max(1, int(HELD_OUT * len(episodes)))
     test, fit = [episodes[i] for i in order[:held]], [episodes[i] for i in order[held:]]
@@ -69,7 +70,9 @@ def gain_of_history(episodes: Sequence[Episode], seed: int = 0) -> float:
     if not bool(changes.any()):
         return 0.0
     y, y_test = ((part - mean)[:, changes] / std[changes] for part in (y, y_test))
-    alone = _explained(x, y, x_test, y_test, seed)
+    alone = _explained(x, y, x_test, y_test, seed, enough=1.0 - MUCH_BETTER)
+    if bool((alone > 1.0 - MUCH_BETTER).all()):
+        return 0.0
     both = _explained(
         torch.cat([x, history], dim=1), y, torch.cat([x_test, history_test], dim=1), y_test, seed
     )
@@ -93,8 +96,12 @@ def _table(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor, Tensor]:
     return first, second, third
 
 
-def _explained(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, seed: int) -> Tensor:
-    """[targets] the share of the variance that a network explains in the test set."""
+def _explained(
+    x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, seed: int, enough: float = 2.0
+) -> Tensor:
+    """[targets] the share of the variance that a network explains in the test set. It is fitted
+    until it explains more than `enough` of all targets."""
+    variance = y_test.var(dim=0).clamp(min=1e-6)
     mean, std = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     x, x_test = (x - mean) / std, ((x_test - mean) / std).clamp(-10.0, 10.0)
     with torch.random.fork_rng(devices=[]):
@@ -119,7 +126,9 @@ def _explained(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, seed: int) 
             if update % (FITS // 20) == 0:
                 with torch.no_grad():
                     best = torch.minimum(best, (network(x_test) - y_test).square().mean(dim=0))
-    return (1.0 - best / y_test.var(dim=0).clamp(min=1e-6)).clamp(min=0.0)
+                if bool((1.0 - best / variance > enough).all()):
+                    break
+    return (1.0 - best / variance).clamp(min=0.0)
 
 
 # --- the episodes of a dataset --------------------------------------------------------------------

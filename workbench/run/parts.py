@@ -20,7 +20,7 @@ WARM_UP_STEPS = 2000
 """Random steps, where the recipe derives its settings from data and the user names no number."""
 EXPLORING_UPDATES = 2_500
 """Updates over which the recipe `online` explores less and less."""
-NICE = {"collect": 5, "evaluate": 10}
+NICE = {"collect": 10, "evaluate": 5}
 """Priorities: the trainer, which everything waits for, goes first."""
 EVALUATIONS = 10
 """Evaluated versions of a run, besides the first and the last."""
