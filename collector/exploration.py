@@ -1,7 +1,8 @@
 """Exploration in addition to the policy's own sampling: epsilon-greedy, with random actions of one
 step or of several, sticky actions, your own.
 
-    epsilon = u · ( b - (b - e) · min(1, t / horizon) )      u ~ U[0, 1), drawn anew per episode
+    epsilon = u · ( b - (b - e) · min(1, t / horizon) )      u ~ U[0, 1), drawn anew per episode;
+                                                             0 for the share `quiet_episodes`
     b = begin level, annealed start → end over `steps`       e = the level at an episode's end
 
 Discrete actions: with probability epsilon a uniform random one. Continuous: Gaussian noise whose
@@ -61,6 +62,9 @@ class _AnnealedConfig(Settings):
     """Environment steps over which start falls linearly to end."""
     randomize: bool = True
     """Multiply epsilon by a random number in [0, 1) for each episode."""
+    quiet_episodes: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of episodes without exploration, where all actions are choices: what the policy itself
+    does is learned from, too."""
     clock: Literal["own", "policy"] = "own"
     """Step count of the annealing: own: steps of this collector, including earlier sessions;
     policy: the step of the published policy."""
@@ -213,11 +217,15 @@ class EpsilonGreedy(Exploration):
         super().__init__(spec, n, seed=seed, clock=clock)
         self._config = config
         self._u = np.ones(n)
+        continuous = any(isinstance(space, Box) for space in self.spaces.values())
+        self._quiet = 0.0 if continuous else config.quiet_episodes
 
     def reset(self, env_index: int) -> None:
         """An episode begins: it draws its own share of the level."""
-        if self._config.randomize:
-            self._u[env_index] = self.rng.random()
+        quiet = self._quiet
+        if self._config.randomize or quiet:
+            drawn = (self.rng.random() - quiet) / (1.0 - quiet)
+            self._u[env_index] = max(0.0, drawn if self._config.randomize else float(drawn > 0))
 
     def level(self, inputs: ActorInputs) -> Array:
         """[N] epsilon of every environment now."""

@@ -23,6 +23,8 @@ EVENTFUL = 0.02
 episode."""
 SOON, LATE = 3, 15
 """Steps of the returns where values are known soon, and where rewards are rare."""
+CHOICES_LEARNING_RATE = 3e-4
+"""Learning rate where actions are choices."""
 UPDATES = 20_000
 RATIO, LEAST = 0.25, 0.02
 """Updates per step: at most, where steps are expensive; and at least, below which collectors wait.
@@ -45,7 +47,7 @@ def online_settings(
         "many short windows"
     )
     batch = Derived("data.batch", max(1, TRANSITIONS // basis(window)), reason)
-    return [*_network(profile), n_step, window, batch, *_pace(basis)]
+    return [*_network(profile), *_choices(profile), n_step, window, batch, *_pace(basis)]
 
 
 def needs_history(p: DatasetProfile) -> bool:
@@ -79,6 +81,17 @@ def _network(p: DatasetProfile) -> list[Derived]:
         Derived("agent.timestep_encoder.hide_previous", True, why),
         Derived("agent.timestep_encoder.d_hidden", 2 * width, features),
         Derived("agent.timestep_encoder.d_output", width, features),
+    ]
+
+
+def _choices(p: DatasetProfile) -> list[Derived]:
+    if p.spaces.action.kind == "continuous":
+        return []
+    steps = "where actions are choices, larger steps flip the best of them back and forth"
+    why = "where actions are choices, one discount learns sooner than several"
+    return [
+        Derived("optimizer.learning_rate", CHOICES_LEARNING_RATE, steps),
+        Derived("agent.losses.auxiliary_gammas", (), why),
     ]
 
 

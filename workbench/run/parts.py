@@ -18,12 +18,14 @@ UPDATES_PER_STEP = 0.1
 """The ratio, where neither recipe nor user has one."""
 WARM_UP_STEPS = 2000
 """Random steps, where the recipe derives its settings from data and the user names no number."""
-EXPLORING_UPDATES = 2_500
-"""Updates over which the recipe `online` explores less and less."""
+EXPLORING_UPDATES, QUIET_EPISODES = 2_000, 0.33
+"""Updates over which the recipe `online` explores less and less, and the share of episodes in which
+it does not."""
 NICE = {"collect": 10, "evaluate": 5}
 """Priorities: the trainer, which everything waits for, goes first."""
-EVALUATIONS = 10
-"""Evaluated versions of a run, besides the first and the last."""
+EVALUATIONS, OFTEN = 10, 20
+"""Evaluated versions of a run, besides the first and the last; and of as many updates of the recipe
+`online`, whose networks learn sooner."""
 FIRST_EVALUATION_SEED = 900_000
 """Far from the seeds of training episodes."""
 
@@ -130,6 +132,7 @@ def _exploration(more: Sequence[str], config: Mapping[str, Any]) -> list[str]:
         return []
     if config["derive"] == "online":
         kind = ["--epsilon.kind", "repeat", "--epsilon.clock", "policy"]
+        kind += ["--epsilon.quiet-episodes", str(QUIET_EPISODES)]
         return [*kind, "--epsilon.steps", str(EXPLORING_UPDATES)]
     steps = max(1, config["updates"] // 2)
     return ["--epsilon.kind", "greedy", "--epsilon.clock", "policy", "--epsilon.steps", str(steps)]
@@ -139,7 +142,9 @@ def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
     """`stepwell evaluate`, which scores about a dozen versions while the run goes on. Where the
     number of updates is derived, so are the versions: five."""
     words = ["evaluate", *_environment(plan), "--policy", plan.run, "--follow"]
-    every = config["updates"] // EVALUATIONS if config["derive"] in ("off", "online") else 0
+    derive = config["derive"]
+    versions = OFTEN if derive == "online" else EVALUATIONS
+    every = config["updates"] // versions if derive in ("off", "online") else 0
     words += ["--every", str(every)]
     words += ["--episodes", str(plan.episodes), "--seeds", str(FIRST_EVALUATION_SEED)]
     words += ["--nice", str(NICE["evaluate"])]
