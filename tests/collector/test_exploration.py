@@ -123,6 +123,22 @@ def test_each_episode_draws_its_own_share() -> None:
     assert max(shares) < 0.8 and np.mean(shares) == pytest.approx(0.4, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("action", "randomize", "quiet"),
+    [(Discrete(2), True, 0.25), (Discrete(2), False, 0.25), (Box((1,), low=-1, high=1), True, 0.0)],
+)
+def test_quiet_episodes_explore_nothing(action: Space, randomize: bool, quiet: float) -> None:
+    """A quarter of the episodes; where actions are continuous, none is without noise."""
+    config = GreedyConfig(start=0.8, end=0.8, randomize=randomize, quiet_episodes=0.25)
+    spec = EnvSpec.of(Box((1,)), action)
+    exploration = EpsilonGreedy(config, spec, N, seed=0, clock=lambda: 0)
+    for slot in range(N):
+        exploration.reset(slot)
+    found = exploration.level(ActorInputs.zeros(spec, N))
+    assert np.mean(found == 0.0) == pytest.approx(quiet, abs=0.02)
+    assert np.mean(found[found > 0]) == pytest.approx(0.4 if randomize else 0.8, abs=0.02)
+
+
 def test_no_range_no_noise() -> None:
     """Noise relative to an infinite range would be NaN: refused at the start, with the way out."""
     spec = EnvSpec.of(Box((1,)), Box((1,)))

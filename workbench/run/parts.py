@@ -21,7 +21,7 @@ WARM_UP_STEPS = 2000
 EXPLORING_UPDATES, QUIET_EPISODES = 2_000, 0.33
 """Updates over which the recipe `online` explores less and less, and the share of episodes in which
 it does not."""
-NICE = {"collect": 10, "evaluate": 5}
+NICE = {"collect": 5, "evaluate": 5}
 """Priorities: the trainer, which everything waits for, goes first."""
 EVALUATIONS, OFTEN = 10, 20
 """Evaluated versions of a run, besides the first and the last; and of as many updates of the recipe
