@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import collector.builtin  # noqa: F401 - registers environments
+from stepwell import Box, Discrete, EnvSpec
 from tests.trainer.test_derived_settings import make_profile
 from trainer.derive.dataset_profile import DatasetProfile
 from trainer.derive.derived import Derived
@@ -108,6 +109,17 @@ def test_the_memory_that_is_asked_for_wins() -> None:
         for profile in (seen, replace(seen, history_gain=0.5)):
             found = {one.key: one.value for one in derive_settings(profile, config)}
             assert found["agent.trajectory_encoder.kind"] == kind
+
+
+def test_choices_learn_with_one_discount_and_smaller_steps_where_rewards_are_rare() -> None:
+    """Continuous actions as the recipe says."""
+    rate, discounts = "optimizer.learning_rate", "agent.losses.auxiliary_gammas"
+    choices = make_profile([np.ones(20)] * 50, spec=EnvSpec.of(Box((3,)), Discrete(2)))
+    often, rare = (replace(choices, informative=x, terminated=0.0) for x in (0.5, 0.001))
+    usual = recipe("online").optimizer.learning_rate
+    assert settings(rare)[rate].value < settings(often)[rate].value < usual
+    assert settings(often)[discounts].value == ()
+    assert not {rate, discounts} & settings(made()).keys()
 
 
 def test_rare_rewards_and_ends_need_returns_of_many_steps() -> None:

@@ -23,8 +23,8 @@ EVENTFUL = 0.02
 episode."""
 SOON, LATE = 3, 15
 """Steps of the returns where values are known soon, and where rewards are rare."""
-CHOICES_LEARNING_RATE = 3e-4
-"""Learning rate where actions are choices."""
+CHOICES_RATE, RARE_RATE = 6e-4, 3e-4
+"""Learning rates where actions are choices, and of these where rewards are rare."""
 UPDATES = 20_000
 RATIO, LEAST = 0.25, 0.02
 """Updates per step: at most, where steps are expensive; and at least, below which collectors wait.
@@ -47,7 +47,7 @@ def online_settings(
         "many short windows"
     )
     batch = Derived("data.batch", max(1, TRANSITIONS // basis(window)), reason)
-    return [*_network(profile), *_choices(profile), n_step, window, batch, *_pace(basis)]
+    return [*_network(profile), *_choices(profile, n_step), n_step, window, batch, *_pace(basis)]
 
 
 def needs_history(p: DatasetProfile) -> bool:
@@ -84,13 +84,16 @@ def _network(p: DatasetProfile) -> list[Derived]:
     ]
 
 
-def _choices(p: DatasetProfile) -> list[Derived]:
+def _choices(p: DatasetProfile, n_step: Derived) -> list[Derived]:
     if p.spaces.action.kind == "continuous":
         return []
     steps = "where actions are choices, larger steps flip the best of them back and forth"
+    rate = CHOICES_RATE
+    if n_step.value == LATE:
+        rate, steps = RARE_RATE, f"{steps}, most of all where rewards are rare"
     why = "where actions are choices, one discount learns sooner than several"
     return [
-        Derived("optimizer.learning_rate", CHOICES_LEARNING_RATE, steps),
+        Derived("optimizer.learning_rate", rate, steps),
         Derived("agent.losses.auxiliary_gammas", (), why),
     ]
 
