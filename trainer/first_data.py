@@ -17,8 +17,8 @@ from trainer.config import TrainConfig
 from trainer.distributed import World
 
 log = logging.getLogger(__name__)
-POLL = 0.2
-"""Seconds between two attempts."""
+POLL, LONGEST_POLL = 0.2, 1.0
+"""Seconds between the first two attempts, and later ones: data are often there after seconds."""
 
 
 def starts_untrained(config: TrainConfig) -> bool:
@@ -39,7 +39,7 @@ def wait_for_data(
 
     All ranks call this. It raises the error of the last attempt.
     """
-    deadline, said = time.monotonic() + seconds, ""
+    deadline, said, pause = time.monotonic() + seconds, "", POLL
 
     def once() -> Any:
         nonlocal said
@@ -57,5 +57,6 @@ def wait_for_data(
     while (result := world.on_main(once)) is None:
         if world.maximum([int(stopping())])[0]:
             return None
-        time.sleep(min(POLL, seconds))
+        time.sleep(min(pause, seconds))
+        pause = min(1.3 * pause, LONGEST_POLL)
     return result

@@ -110,8 +110,6 @@ class Setup:
             SettingError: the folder cannot be used, or the run exists and may not be resumed.
         """
         torch.set_num_threads(config.threads)
-        # Optimisers load torch's compiler, which takes two seconds: meanwhile, data may arrive.
-        threading.Thread(target=import_module, args=("torch._dynamo",), daemon=True).start()
         self.config, self.client, self.info, self.closing = config, client, info, closing
         self.accelerator = make_accelerator(config)
         self.world = world = World(self.accelerator)
@@ -135,6 +133,11 @@ class Setup:
         import_plugins(config.plugin, SettingError)
         self.lease = f"train/{config.run}"
         self._said_few_steps = self._said_alike = False
+        # Optimisers load torch's compiler, which takes two seconds: meanwhile, data may arrive.
+        self._compiler = threading.Thread(
+            target=import_module, args=("torch._dynamo",), daemon=True
+        )
+        self._compiler.start()
 
     def run(self) -> TrainingRun | None:
         """The run; None after a request to stop before there was data. All ranks call this."""
@@ -194,6 +197,7 @@ class Setup:
             waits = self.config.data.wait_for_data
             if waits and self._wait_for(self._select_for_deriving) is None:
                 return None
+            self._compiler.join()  # not two imports of parts of torch at once
             derived = self.world.on_main(
                 lambda: _derived(self.config, self.info.origins, self.client, self.echo)
             )
@@ -280,6 +284,7 @@ class Setup:
 
     def _make_learner(self, spec: EnvSpec) -> tuple[Agent, Learner]:
         config, device = self.config, self.accelerator.device
+        self._compiler.join()
         spaces = Spaces.of_spec(spec.to_json())
         if unused := unused_settings(config.agent, spaces):
             self.echo(f"warning: settings without effect for these spaces: {', '.join(unused)}")

@@ -72,7 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     with stop_signals(stop, again=supervisor.kill), ExitStack() as locks:
         try:
             own, fresh = _start_service(args, folder, supervisor, locks)
-            growing, config = _settings(args, sections)  # takes seconds, as the service does
+            try:
+                growing, config = _settings(args, sections)  # takes seconds, as the service does
+            except InvalidData:
+                check()  # Ctrl-C ends its child, too
+                raise
             if not fresh:
                 _wait_for_service(args, supervisor)
             variables = {
