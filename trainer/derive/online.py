@@ -29,7 +29,7 @@ UPDATES = 20_000
 RATIO, LEAST = 0.25, 0.02
 """Updates per step: at most, where steps are expensive; and at least, below which collectors wait.
 With 0.25 on cheap environments policies stayed bad for long and swung from one version to the next;
-20 to 50 steps per update mended both (docs/reference/method.md)."""
+20 to 50 steps per update mended both."""
 MEMORY = "agent.trajectory_encoder."
 
 
