@@ -51,7 +51,7 @@ from sqlalchemy import (
 
 from server.index.dialect import STORED_BY_KEY, only_where
 
-REVISION = "0020"
+REVISION = "0021"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
