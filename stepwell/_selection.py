@@ -269,7 +269,7 @@ def _give_back(
     loop.stop(5.0)
     try:
         client.with_options(timeout=5.0, retry_for=0.0).release(snapshot, holder)
-    except StepwellError as error:  # it expires by itself
+    except (StepwellError, RuntimeError) as error:  # closed already; it expires by itself
         log.debug("lease of %s not given back: %s", snapshot, error)
     client.close()
 
