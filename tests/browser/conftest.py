@@ -124,15 +124,22 @@ class Person:
         self.rests()
 
     def adds(self, label: str, *options: str) -> None:
-        """Options of a menu of several, one after another."""
+        """Options of a menu of several, one after another. A menu that is drawn anew in the moment
+        of the click loses it; a person sees that, and chooses again."""
         name = re.compile(rf"{re.escape(label)}$")
+        menu = self.page.get_by_role("combobox", name=name).first
+        box = self.page.get_by_test_id("stMultiSelect").filter(has=menu)
         for option in options:
-            menu = self.page.get_by_role("combobox", name=name).first
-            menu.click()
-            menu.fill(option)
-            self.page.get_by_role("option", name=option, exact=True).first.click()
-            self.page.wait_for_timeout(100)
-            self.rests()
+            chosen = box.get_by_text(option, exact=True)
+            for _ in range(3):
+                menu.click()
+                menu.fill(option)
+                self.page.get_by_role("option", name=option, exact=True).first.click()
+                self.page.wait_for_timeout(100)
+                self.rests()
+                if chosen.count():
+                    break
+            assert chosen.count(), f"{option} could not be chosen in {label}"
 
     def sees(self, text: str) -> None:
         self.page.get_by_text(text).filter(visible=True).first.wait_for()
