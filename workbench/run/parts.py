@@ -21,8 +21,8 @@ WARM_UP_STEPS = 2000
 EXPLORING_UPDATES, QUIET_EPISODES = 2_000, 0.33
 """Updates over which the recipe `online` explores less and less, and the share of episodes in which
 it does not."""
-NICE = {"collect": 5, "evaluate": 5}
-"""Priorities: the trainer, which everything waits for, goes first."""
+NICE = 5
+"""Of collectors and evaluator: the trainer, which everything waits for, goes first."""
 EVALUATIONS, OFTEN = 10, 20
 """Evaluated versions of a run, besides the first and the last; and of as many updates of the recipe
 `online`, whose networks learn sooner."""
@@ -111,7 +111,7 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
     """`stepwell collect`, the collector of this number."""
     words = ["collect", *_environment(plan), "--dataset", plan.dataset, "--policy", plan.run]
     words += ["--wait-for-policy", "--envs", str(plan.envs), "--poll-every", "1"]
-    words += ["--nice", str(NICE["collect"])]
+    words += ["--nice", str(NICE)]
     if plan.train:  # else others may collect, too: random seeds, so that all episodes differ
         words += ["--seed", str(plan.seed * 1000 + number)]
     steps = plan.warm_up_steps
@@ -139,15 +139,15 @@ def _exploration(more: Sequence[str], config: Mapping[str, Any]) -> list[str]:
 
 
 def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
-    """`stepwell evaluate`, which scores about a dozen versions while the run goes on. Where the
-    number of updates is derived, so are the versions: five."""
+    """`stepwell evaluate`, which scores about a dozen versions while the run goes on, more of the
+    recipe `online`. Where the number of updates is derived offline, so are the versions: five."""
     words = ["evaluate", *_environment(plan), "--policy", plan.run, "--follow"]
     derive = config["derive"]
     versions = OFTEN if derive == "online" else EVALUATIONS
     every = config["updates"] // versions if derive in ("off", "online") else 0
     words += ["--every", str(every)]
     words += ["--episodes", str(plan.episodes), "--seeds", str(FIRST_EVALUATION_SEED)]
-    words += ["--nice", str(NICE["evaluate"])]
+    words += ["--nice", str(NICE)]
     return [*words, *_plugins(plan), *plan.more["evaluate"]]
 
 
